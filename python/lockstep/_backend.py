@@ -129,13 +129,9 @@ def _join_world(rank: int, size: int, store: Any, seconds: float) -> group.Group
         )
     if _world is None:
         _world = group.world()  # of a program that has called lockstep.init()
-    if _world is None and (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE")) == (
-        str(rank),
-        str(size),
-    ):
-        _world = group.init(
-            device="cpu", join_timeout=seconds, timeout=seconds
-        )  # of the launcher, which then watches the rank
+    launched = (os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE"))
+    if _world is None and launched == (str(rank), str(size)):  # the launcher then watches the rank
+        _world = group.init(device="cpu", join_timeout=seconds, timeout=seconds)
     if _world is None:
 
         def exchange(text: bytes) -> bytes:

@@ -28,11 +28,13 @@ def _average_gradients_of(parameters: list[torch.Tensor]) -> None:
             optimizer.average_gradients()
 
 
+def _with_local_gradients() -> list[Any]:
+    return [optimizer for optimizer in list(_optimizers) if optimizer._has_local_gradients()]
+
+
 def _require_no_local_gradients(gradients: list[torch.Tensor]) -> None:
     ids = {id(gradient) for gradient in gradients}
-    for optimizer in list(_optimizers):
-        if not optimizer._has_local_gradients():
-            continue
+    for optimizer in _with_local_gradients():
         if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
             raise UsageError(
                 "torch.nn.utils.get_total_norm(): these are gradients of this rank alone",
@@ -44,9 +46,7 @@ def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """torch.optim would update parameters from this rank's own gradients, and the ranks would drift apart."""
     if optimizer in _optimizers:
         return
-    for ours in list(_optimizers):
-        if not ours._has_local_gradients():
-            continue
+    for ours in _with_local_gradients():
         ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
         if not ids.isdisjoint(ours._names):
             name = type(ours).__name__

@@ -77,7 +77,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The base class of all optimizers of this module."""
 
     _CLOSE_ORDER = 0
-    _STATE: tuple[str, ...] = ()
     _state = _State()
     _complete = False
     _add_param_group = _without_import(torch.optim.Optimizer.add_param_group)
@@ -236,12 +235,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         found = self._optimizer.state_dict()
         numbers = self._numbers()
         state: dict[int, dict[str, Any]] = {}
-        for name, number in numbers.items():
-            own = {key: found[f"{name}.{key}"].detach().clone() for key in self._STATE if f"{name}.{key}" in found}
-            if f"{name}.step" in found:
-                own["step"] = found[f"{name}.step"].to(torch.float32)
-            if own:
-                state[number] = own
+        for name in sorted(found, key=lambda name: numbers[name.rpartition(".")[0]]):
+            parameter, _, key = name.rpartition(".")
+            copied = found[name].to(torch.float32) if key == "step" else found[name].detach().clone()
+            state.setdefault(numbers[parameter], {})[key] = copied
         groups, begin = [], 0
         for group in self.param_groups:
             end = begin + len(group["params"])
@@ -290,8 +287,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 class Adam(FusedOptimizer):
     """torch.optim.Adam. The other arguments are those of Options."""
 
-    _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-
     def __init__(
         self,
         ddp: DistributedDataParallel,
@@ -308,8 +303,6 @@ class Adam(FusedOptimizer):
 
 class AdamW(FusedOptimizer):
     """torch.optim.AdamW. The other arguments are those of Options."""
-
-    _STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
     def __init__(
         self,
@@ -328,8 +321,6 @@ class AdamW(FusedOptimizer):
 class SGD(FusedOptimizer):
     """torch.optim.SGD. The other arguments are those of Options."""
 
-    _STATE = ("momentum_buffer",)
-
     def __init__(
         self,
         ddp: DistributedDataParallel,
@@ -346,8 +337,6 @@ class SGD(FusedOptimizer):
 
 class Adagrad(FusedOptimizer):
     """torch.optim.Adagrad. The other arguments are those of Options."""
-
-    _STATE = ("sum",)
 
     def __init__(
         self,
@@ -373,8 +362,6 @@ class LAMB(FusedOptimizer):
     """Adam whose step is scaled to the norm of the parameter, for batches of many thousands of samples (You et al.,
     arXiv:1904.00962, algorithm 2). `adapt`: False for biases and normalisation parameters, in a group of their own."""
 
-    _STATE = ("exp_avg", "exp_avg_sq")
-
     def __init__(
         self,
         ddp: DistributedDataParallel,
@@ -395,8 +382,6 @@ class LAMB(FusedOptimizer):
 class LARS(FusedOptimizer):
     """SGD whose step is scaled to the norm of the parameter, for batches of thousands of samples (You et al.,
     arXiv:1708.03888). `adapt`: as in LAMB."""
-
-    _STATE = ("momentum_buffer",)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ namespace {
 
 using c10d::OpType;
 using comm::CallOptions;
+using comm::CollectiveKind;
 using comm::Group;
 using comm::ReduceOp;
 using std::chrono::milliseconds;
@@ -129,35 +130,32 @@ WorkPtr LockstepBackend::endCoalescing() {
 }
 
 WorkPtr LockstepBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& given) {
-  if (on_device(only(tensors, "broadcast")))
-    return device_->run({.kind = comm::CollectiveKind::kBroadcast,
-                         .tensor = only(tensors, "broadcast"),
-                         .root = static_cast<int>(given.rootRank)},
+  const at::Tensor& tensor = only(tensors, "broadcast");
+  const int root = static_cast<int>(given.rootRank);
+  if (on_device(tensor))
+    return device_->run({.kind = CollectiveKind::kBroadcast, .tensor = tensor, .root = root},
                         [&](c10d::Backend& inner) { return inner.broadcast(tensors, given); });
-  const FlatResult line(only(tensors, "broadcast"));
   return start(OpType::BROADCAST, "lockstep:broadcast", tensors, tensors, given,
-               [this, line, root = given.rootRank](const CallOptions& options) {
-                 group_->broadcast(line.flat_tensor(), static_cast<int>(root), options);
+               [this, root, line = FlatResult(tensor)](const CallOptions& options) {
+                 group_->broadcast(line.flat_tensor(), root, options);
                  line.finish();
                });
 }
 
 WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) {
-  if (on_device(only(tensors, "all_reduce")))
+  const at::Tensor& tensor = only(tensors, "all_reduce");
+  if (on_device(tensor))
     return device_->run(
-        reduction(
-            {.kind = comm::CollectiveKind::kAllReduce, .tensor = only(tensors, "all_reduce"), .name = step_name()},
-            given.reduceOp),
+        reduction({.kind = CollectiveKind::kAllReduce, .tensor = tensor, .name = step_name()}, given.reduceOp),
         [&](c10d::Backend& inner) { return inner.allreduce(tensors, given); });
-  if (only(tensors, "all_reduce").is_sparse())
+  if (tensor.is_sparse())
     return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
                  [this, tensor = tensors[0], op = given.reduceOp](const CallOptions& options) mutable {
                    all_reduce_sparse(*group_, tensor, op, options);
                  });
-  check_reducible(tensors[0], given.reduceOp, "all_reduce");
-  const FlatResult line(tensors[0]);
+  check_reducible(tensor, given.reduceOp, "all_reduce");
   return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
-               [this, line, op = given.reduceOp, name = step_name()](CallOptions options) {
+               [this, line = FlatResult(tensor), op = given.reduceOp, name = step_name()](CallOptions options) {
                  options.name = name;
                  all_reduce(*group_, line.flat_tensor(), op, options);
                  line.finish();
@@ -167,25 +165,24 @@ WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
 WorkPtr LockstepBackend::allreduce_rounded(const at::Tensor& tensor, at::ScalarType wire_dtype) {
   Tensors tensors{tensor};
   if (on_device(tensor)) throw base::UsageError("allreduce_rounded: the tensor is on a GPU; expected one on the CPU");
-  const FlatResult line(tensor);
   return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, c10d::AllreduceOptions(),
-               [this, line, wire_dtype](CallOptions options) {
+               [this, line = FlatResult(tensor), wire_dtype](CallOptions options) {
                  options.wire_dtype = wire_dtype;
-                 group_->all_reduce(line.flat_tensor(), comm::ReduceOp::kSum, options);
+                 group_->all_reduce(line.flat_tensor(), ReduceOp::kSum, options);
                  line.finish();
                });
 }
 
 WorkPtr LockstepBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& given) {
   if (on_device(only(tensors, "all_reduce")))
-    return device_->run({.kind = comm::CollectiveKind::kAllReduce, .name = "sparse"},
+    return device_->run({.kind = CollectiveKind::kAllReduce, .name = "sparse"},
                         [&](c10d::Backend& inner) { return inner.allreduce_sparse(tensors, given); });
   return allreduce(tensors, given);
 }
 
 WorkPtr LockstepBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& given) {
   if (on_device(tensors.at(0)))
-    return device_->run(reduction({.kind = comm::CollectiveKind::kAllReduce,
+    return device_->run(reduction({.kind = CollectiveKind::kAllReduce,
                                    .tensor = tensors.at(0),
                                    .name = std::to_string(tensors.size()) + " tensors"},
                                   given.reduceOp),
@@ -201,30 +198,27 @@ WorkPtr LockstepBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allre
 }
 
 WorkPtr LockstepBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& given) {
-  if (on_device(only(tensors, "reduce")))
-    return device_->run(reduction({.kind = comm::CollectiveKind::kReduce,
-                                   .tensor = only(tensors, "reduce"),
-                                   .root = static_cast<int>(given.rootRank)},
-                                  given.reduceOp),
+  const at::Tensor& tensor = only(tensors, "reduce");
+  const int root = static_cast<int>(given.rootRank);
+  if (on_device(tensor))
+    return device_->run(reduction({.kind = CollectiveKind::kReduce, .tensor = tensor, .root = root}, given.reduceOp),
                         [&](c10d::Backend& inner) { return inner.reduce(tensors, given); });
-  check_reducible(only(tensors, "reduce"), given.reduceOp, "reduce");
-  const FlatResult line(tensors[0]);
+  check_reducible(tensor, given.reduceOp, "reduce");
   return start(OpType::REDUCE, "lockstep:reduce", tensors, tensors, given,
-               [this, line, op = given.reduceOp, root = static_cast<int>(given.rootRank)](const CallOptions& options) {
+               [this, root, line = FlatResult(tensor), op = given.reduceOp](const CallOptions& options) {
                  python::reduce(*group_, line.flat_tensor(), root, op, options);
                  line.finish();
                });
 }
 
 WorkPtr LockstepBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& given) {
-  if (on_device(only(inputs, "all_gather")))
-    return device_->run(
-        {.kind = comm::CollectiveKind::kAllGather, .tensor = only(inputs, "all_gather"), .may_shapes_differ = true},
-        [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, given); });
+  const at::Tensor& input = only(inputs, "all_gather");
+  if (on_device(input))
+    return device_->run({.kind = CollectiveKind::kAllGather, .tensor = input, .may_shapes_differ = true},
+                        [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, given); });
   const Tensors& parts = only(outputs, "all_gather", size_);
   return start(OpType::ALLGATHER, "lockstep:all_gather", inputs, parts, given,
-               [this, all = Concatenated("all_gather", parts, true),
-                line = flat(only(inputs, "all_gather"))](const CallOptions& options) {
+               [this, all = Concatenated("all_gather", parts, true), line = flat(input)](const CallOptions& options) {
                  group_->all_gather(all.flat_tensor(), line, options);
                  all.copy_to_tensors();
                });
@@ -232,7 +226,7 @@ WorkPtr LockstepBackend::allgather(TensorLists& outputs, Tensors& inputs, const 
 
 WorkPtr LockstepBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& given) {
   if (on_device(input))
-    return device_->run({.kind = comm::CollectiveKind::kAllGather, .tensor = input},
+    return device_->run({.kind = CollectiveKind::kAllGather, .tensor = input},
                         [&](c10d::Backend& inner) { return inner._allgather_base(output, input, given); });
   return start(OpType::_ALLGATHER_BASE, "lockstep:all_gather", {input}, {output}, given,
                [this, to = FlatResult(output), from = flat(input)](const CallOptions& options) {
@@ -245,7 +239,7 @@ WorkPtr LockstepBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
                                                          const c10d::AllgatherOptions& given) {
   if (on_device(inputs.at(0)))
     return device_->run(
-        {.kind = comm::CollectiveKind::kAllGather,
+        {.kind = CollectiveKind::kAllGather,
          .tensor = inputs.at(0),
          .name = std::to_string(inputs.size()) + " tensors"},
         [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, given); });
@@ -262,7 +256,7 @@ WorkPtr LockstepBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
 WorkPtr LockstepBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                              const c10d::AllgatherOptions& given) {
   if (on_device(inputs.at(0)))
-    return device_->run({.kind = comm::CollectiveKind::kAllGather,
+    return device_->run({.kind = CollectiveKind::kAllGather,
                          .tensor = inputs.at(0),
                          .name = std::to_string(inputs.size()) + " tensors"},
                         [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, given); });
@@ -282,31 +276,28 @@ WorkPtr LockstepBackend::allgather_coalesced(TensorLists& outputs, Tensors& inpu
 }
 
 WorkPtr LockstepBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& given) {
-  if (on_device(only(inputs, "gather")))
-    return device_->run({.kind = comm::CollectiveKind::kGather,
-                         .tensor = only(inputs, "gather"),
-                         .root = static_cast<int>(given.rootRank)},
-                        [&](c10d::Backend& inner) { return inner.gather(outputs, inputs, given); });
+  const at::Tensor& input = only(inputs, "gather");
   const int root = static_cast<int>(given.rootRank);
+  if (on_device(input))
+    return device_->run({.kind = CollectiveKind::kGather, .tensor = input, .root = root},
+                        [&](c10d::Backend& inner) { return inner.gather(outputs, inputs, given); });
   const Tensors parts = rank_ == root ? only(outputs, "gather", size_) : Tensors();
   return start(OpType::GATHER, "lockstep:gather", inputs, parts, given,
-               [this, root, all = Concatenated("gather", parts, true),
-                line = flat(only(inputs, "gather"))](const CallOptions& options) {
+               [this, root, all = Concatenated("gather", parts, true), line = flat(input)](const CallOptions& options) {
                  group_->gather(rank_ == root ? all.flat_tensor() : at::Tensor(), line, root, options);
                  all.copy_to_tensors();
                });
 }
 
 WorkPtr LockstepBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& given) {
-  if (on_device(only(outputs, "scatter")))
-    return device_->run({.kind = comm::CollectiveKind::kScatter,
-                         .tensor = only(outputs, "scatter"),
-                         .root = static_cast<int>(given.rootRank)},
-                        [&](c10d::Backend& inner) { return inner.scatter(outputs, inputs, given); });
+  const at::Tensor& output = only(outputs, "scatter");
   const int root = static_cast<int>(given.rootRank);
+  if (on_device(output))
+    return device_->run({.kind = CollectiveKind::kScatter, .tensor = output, .root = root},
+                        [&](c10d::Backend& inner) { return inner.scatter(outputs, inputs, given); });
   const Tensors parts = rank_ == root ? only(inputs, "scatter", size_) : Tensors();
   return start(OpType::SCATTER, "lockstep:scatter", parts, outputs, given,
-               [this, root, line = FlatResult(only(outputs, "scatter")),
+               [this, root, line = FlatResult(output),
                 all = Concatenated("scatter", parts, true)](const CallOptions& options) mutable {
                  all.copy_from_tensors();
                  group_->scatter(line.flat_tensor(), rank_ == root ? all.flat_tensor() : at::Tensor(), root, options);
@@ -316,15 +307,14 @@ WorkPtr LockstepBackend::scatter(Tensors& outputs, TensorLists& inputs, const c1
 
 WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ReduceScatterOptions& given) {
-  if (on_device(only(outputs, "reduce_scatter")))
-    return device_->run(reduction({.kind = comm::CollectiveKind::kReduceScatter,
-                                   .tensor = only(outputs, "reduce_scatter"),
-                                   .may_shapes_differ = true},
+  const at::Tensor& output = only(outputs, "reduce_scatter");
+  if (on_device(output))
+    return device_->run(reduction({.kind = CollectiveKind::kReduceScatter, .tensor = output, .may_shapes_differ = true},
                                   given.reduceOp),
                         [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, given); });
-  check_reducible(only(outputs, "reduce_scatter"), given.reduceOp, "reduce_scatter");
+  check_reducible(output, given.reduceOp, "reduce_scatter");
   return start(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", inputs.at(0), outputs, given,
-               [this, line = FlatResult(only(outputs, "reduce_scatter")),
+               [this, line = FlatResult(output),
                 all = Concatenated("reduce_scatter", only(inputs, "reduce_scatter", size_), true),
                 op = given.reduceOp](const CallOptions& options) mutable {
                  all.copy_from_tensors();
@@ -336,7 +326,7 @@ WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
 WorkPtr LockstepBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                               const c10d::ReduceScatterOptions& given) {
   if (on_device(output))
-    return device_->run(reduction({.kind = comm::CollectiveKind::kReduceScatter, .tensor = output}, given.reduceOp),
+    return device_->run(reduction({.kind = CollectiveKind::kReduceScatter, .tensor = output}, given.reduceOp),
                         [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, given); });
   check_reducible(output, given.reduceOp, "reduce_scatter");
   return start(OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter", {input}, {output}, given,
@@ -350,7 +340,7 @@ WorkPtr LockstepBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
                                                          const c10d::ReduceScatterOptions& given) {
   if (on_device(outputs.at(0)))
     return device_->run(
-        reduction({.kind = comm::CollectiveKind::kReduceScatter,
+        reduction({.kind = CollectiveKind::kReduceScatter,
                    .tensor = outputs.at(0),
                    .name = std::to_string(inputs.size()) + " tensors"},
                   given.reduceOp),
@@ -370,7 +360,7 @@ WorkPtr LockstepBackend::alltoall_base(at::Tensor& output, at::Tensor& input, st
                                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& given) {
   if (on_device(input))
     return device_->run(
-        {.kind = comm::CollectiveKind::kAllToAll, .tensor = input, .may_shapes_differ = true},
+        {.kind = CollectiveKind::kAllToAll, .tensor = input, .may_shapes_differ = true},
         [&](c10d::Backend& inner) { return inner.alltoall_base(output, input, output_sizes, input_sizes, given); });
   if (output_sizes.empty() && input_sizes.empty())
     return start(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, given,
@@ -390,7 +380,7 @@ WorkPtr LockstepBackend::alltoall_base(at::Tensor& output, at::Tensor& input, st
 
 WorkPtr LockstepBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& given) {
   if (on_device(inputs.at(0)))
-    return device_->run({.kind = comm::CollectiveKind::kAllToAll, .tensor = inputs.at(0), .may_shapes_differ = true},
+    return device_->run({.kind = CollectiveKind::kAllToAll, .tensor = inputs.at(0), .may_shapes_differ = true},
                         [&](c10d::Backend& inner) { return inner.alltoall(outputs, inputs, given); });
   only({outputs}, "all_to_all", size_);
   only({inputs}, "all_to_all", size_);
@@ -400,32 +390,34 @@ WorkPtr LockstepBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
 }
 
 WorkPtr LockstepBackend::send(Tensors& tensors, int to, int tag) {
-  if (on_device(only(tensors, "send")))
-    return device_->run({.kind = comm::CollectiveKind::kSend, .tensor = only(tensors, "send"), .is_compared = false},
-                        [&](c10d::Backend& inner) { return inner.send(tensors, to, tag); });
   const at::Tensor& tensor = only(tensors, "send");
+  if (on_device(tensor))
+    return device_->run({.kind = CollectiveKind::kSend, .tensor = tensor, .is_compared = false},
+                        [&](c10d::Backend& inner) { return inner.send(tensors, to, tag); });
   return point_to_point(OpType::SEND, "lockstep:send", tensor,
                         group_->send_async(flat(tensor), to, point_to_point_options(tag)), std::make_shared<int>(rank_),
                         nullptr);
 }
 
 WorkPtr LockstepBackend::recv(Tensors& tensors, int from, int tag) {
-  if (on_device(only(tensors, "recv")))
-    return device_->run({.kind = comm::CollectiveKind::kRecv, .tensor = only(tensors, "recv"), .is_compared = false},
+  const at::Tensor& tensor = only(tensors, "recv");
+  if (on_device(tensor))
+    return device_->run({.kind = CollectiveKind::kRecv, .tensor = tensor, .is_compared = false},
                         [&](c10d::Backend& inner) { return inner.recv(tensors, from, tag); });
-  const FlatResult line(only(tensors, "recv"));
-  return point_to_point(OpType::RECV, "lockstep:recv", tensors[0],
+  const FlatResult line(tensor);
+  return point_to_point(OpType::RECV, "lockstep:recv", tensor,
                         group_->recv_async(line.flat_tensor(), from, point_to_point_options(tag)),
                         std::make_shared<int>(from), [line] { line.finish(); });
 }
 
 WorkPtr LockstepBackend::recvAnysource(Tensors& tensors, int tag) {
-  if (on_device(only(tensors, "recv")))
-    return device_->run({.kind = comm::CollectiveKind::kRecv, .tensor = only(tensors, "recv"), .is_compared = false},
+  const at::Tensor& tensor = only(tensors, "recv");
+  if (on_device(tensor))
+    return device_->run({.kind = CollectiveKind::kRecv, .tensor = tensor, .is_compared = false},
                         [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
-  const FlatResult line(only(tensors, "recv"));
+  const FlatResult line(tensor);
   const auto source = std::make_shared<int>(-1);
-  return point_to_point(OpType::RECVANYSOURCE, "lockstep:recvAnySource", tensors[0],
+  return point_to_point(OpType::RECVANYSOURCE, "lockstep:recvAnySource", tensor,
                         group_->recv_any_async(line.flat_tensor(), source, point_to_point_options(tag)), source,
                         [line] { line.finish(); });
 }

@@ -21,8 +21,8 @@ std::vector<c10::weak_intrusive_ptr<LockstepBackend>>& backends() {
 
 /// Ends the groups that the program has not destroyed.
 void close_backends() {
-  for (const auto& one : std::exchange(backends(), {})) {
-    const auto backend = one.lock();
+  for (const auto& reference : std::exchange(backends(), {})) {
+    const auto backend = reference.lock();
     const py::gil_scoped_release release;
     if (backend) backend->shutdown();
   }
@@ -49,41 +49,36 @@ void bind_backend(py::module_& module) {
       .def("perform_nocolor_split", [](const LockstepBackend& self, const at::Device& device) {
         py::cast(self.device_backend()).attr("perform_nocolor_split")(device);
       });
-  module.def(
-      "make_backend",
-      [](const Group& world, std::string name, std::vector<int> members, double timeout,
-         const std::optional<std::string>& device,
-         c10::intrusive_ptr<c10d::Backend> inner) -> c10::intrusive_ptr<c10d::Backend> {
-        c10::intrusive_ptr<LockstepBackend> made;
-        {
-          const py::gil_scoped_release release;
-          Group group = comm::GroupAccess::make_group(world, name, members);
-          check_all_have_device(group, device.has_value());
-          made = c10::make_intrusive<LockstepBackend>(std::move(group),
-                                                      milliseconds(static_cast<std::int64_t>(timeout * 1e3)));
-          if (device)
-            made->set_device(c10::Device(*device).type(),
-                             comm::GroupAccess::make_group(world, name + ".device", members), std::move(inner));
-        }
-        std::erase_if(backends(), [](const auto& one) { return one.expired(); });
-        backends().emplace_back(made);
-        return made;
-      },
-      py::arg("world"), py::arg("name"), py::arg("members"), py::arg("timeout"), py::arg("device"), py::arg("inner"));
+  module.def("make_backend",
+             [](const Group& world, std::string name, std::vector<int> members, double timeout,
+                const std::optional<std::string>& device,
+                c10::intrusive_ptr<c10d::Backend> inner) -> c10::intrusive_ptr<c10d::Backend> {
+               c10::intrusive_ptr<LockstepBackend> made;
+               {
+                 const py::gil_scoped_release release;
+                 Group group = comm::GroupAccess::make_group(world, name, members);
+                 check_all_have_device(group, device.has_value());
+                 made = c10::make_intrusive<LockstepBackend>(std::move(group),
+                                                             milliseconds(static_cast<std::int64_t>(timeout * 1e3)));
+                 if (device)
+                   made->set_device(c10::Device(*device).type(),
+                                    comm::GroupAccess::make_group(world, name + ".device", members), std::move(inner));
+               }
+               std::erase_if(backends(), [](const auto& backend) { return backend.expired(); });
+               backends().emplace_back(made);
+               return made;
+             });
   module.def("close_backends", close_backends);
-  module.def(
-      "init_over",
-      [](int rank, int size, std::string towards, py::function exchange, double timeout) {
-        comm::ExternalRendezvous rendezvous{.rank = rank, .world_size = size, .towards = std::move(towards)};
-        rendezvous.exchange = [&exchange](const std::string& text, base::Deadline) {
-          const py::gil_scoped_acquire gil;
-          return std::string(exchange(py::bytes(text)).cast<py::bytes>());
-        };
-        const auto limit = milliseconds(static_cast<std::int64_t>(timeout * 1e3));
-        const py::gil_scoped_release release;
-        return comm::init({.device = "cpu", .join_timeout = limit, .timeout = limit}, rendezvous);
-      },
-      py::arg("rank"), py::arg("size"), py::arg("towards"), py::arg("exchange"), py::arg("timeout"));
+  module.def("init_over", [](int rank, int size, std::string towards, py::function exchange, double timeout) {
+    comm::ExternalRendezvous rendezvous{.rank = rank, .world_size = size, .towards = std::move(towards)};
+    rendezvous.exchange = [&exchange](const std::string& text, base::Deadline) {
+      const py::gil_scoped_acquire gil;
+      return std::string(exchange(py::bytes(text)).cast<py::bytes>());
+    };
+    const auto limit = milliseconds(static_cast<std::int64_t>(timeout * 1e3));
+    const py::gil_scoped_release release;
+    return comm::init({.device = "cpu", .join_timeout = limit, .timeout = limit}, rendezvous);
+  });
 }
 
 }  // namespace lockstep::python

@@ -50,15 +50,13 @@ void bind_data(py::module_& module) {
   py::class_<LoaderPositions, Holder<LoaderPositions>>(module, "LoaderPositions")
       .def(py::init([](std::uint64_t num_samples, const std::optional<Group>& world, std::int64_t batch_size,
                        std::uint64_t seed, bool shuffle, const std::string& mode, bool drop_last) {
-             return Holder<LoaderPositions>(new LoaderPositions(num_samples, world ? &*world : nullptr,
-                                                                data::LoaderOptions{.batch_size = batch_size,
-                                                                                    .seed = seed,
-                                                                                    .shuffle = shuffle,
-                                                                                    .mode = mode_from_name(mode),
-                                                                                    .drop_last = drop_last}));
-           }),
-           py::arg("num_samples"), py::arg("world"), py::arg("batch_size"), py::arg("seed"), py::arg("shuffle"),
-           py::arg("mode"), py::arg("drop_last"))
+        return Holder<LoaderPositions>(new LoaderPositions(num_samples, world ? &*world : nullptr,
+                                                           data::LoaderOptions{.batch_size = batch_size,
+                                                                               .seed = seed,
+                                                                               .shuffle = shuffle,
+                                                                               .mode = mode_from_name(mode),
+                                                                               .drop_last = drop_last}));
+      }))
       .def("start", [](const LoaderPositions& self, std::uint64_t epoch) { return Pass{self.core->start(epoch)}; })
       .def("resume", [](const LoaderPositions& self) { return Pass{self.core->resume()}; })
       .def("next_epoch", [](const LoaderPositions& self) { return self.core->next_epoch(); })
@@ -70,19 +68,15 @@ void bind_data(py::module_& module) {
       .def("load_state_dict", [](const LoaderPositions& self, const py::dict& state) {
         self.core->restore(data::position_from_state_dict(python::state_dict(state)));
       });
-  module.def(
-      "epoch_indices",
-      [](std::uint64_t num_samples, int rank, int size, std::uint64_t seed, bool shuffle, const std::string& mode,
-         std::uint64_t epoch) {
-        const data::EpochOrder order =
-            data::Sampler(num_samples, {rank, size}, {.seed = seed, .shuffle = shuffle, .mode = mode_from_name(mode)})
-                .epoch(epoch);
-        std::vector<std::uint64_t> indices(order.size());
-        for (std::uint64_t k = 0; k < indices.size(); ++k) indices[k] = order[k];
-        return indices;
-      },
-      py::arg("num_samples"), py::arg("rank"), py::arg("size"), py::arg("seed"), py::arg("shuffle"), py::arg("mode"),
-      py::arg("epoch"));
+  module.def("epoch_indices", [](std::uint64_t num_samples, int rank, int size, std::uint64_t seed, bool shuffle,
+                                 const std::string& mode, std::uint64_t epoch) {
+    const data::EpochOrder order =
+        data::Sampler(num_samples, {rank, size}, {.seed = seed, .shuffle = shuffle, .mode = mode_from_name(mode)})
+            .epoch(epoch);
+    std::vector<std::uint64_t> indices(order.size());
+    for (std::uint64_t k = 0; k < indices.size(); ++k) indices[k] = order[k];
+    return indices;
+  });
 }
 
 }  // namespace lockstep::python

@@ -197,9 +197,7 @@ void bind_group(py::module_& module) {
         return self.stop_requested();
       });
   bind_operations(group);
-  module.def("init", init, WithoutGil(), py::arg("rank"), py::arg("world_size"), py::arg("address"),
-             py::arg("env_from"), py::arg("transport"), py::arg("device"), py::arg("cross_host_transport"),
-             py::arg("arena"), py::arg("join_timeout"), py::arg("timeout"));
+  module.def("init", init, WithoutGil());
 }
 
 }  // namespace lockstep::python

@@ -28,13 +28,21 @@ def inputs(world, step):
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(step * world.size + world.rank))
 
 
-def train(model, optimizer, world, leave_out=(), do=lambda step, loss: loss.backward()):
+def train(model, optimizer, world, leave_out=(), do=lambda step, loss: loss.backward(), steps=STEPS):
     """`leave_out`: pairs of a step and a rank, which does not call optimizer.step() there."""
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         do(step, model(inputs(world, step)).square().mean())
         if (step, world.rank) not in leave_out:
             optimizer.step()
+
+
+def fused_and_not(world):
+    """A model with an optimizer of torch, and one with a fused optimizer."""
+    for fused in (False, True):
+        net = nn.Linear(3, 1)
+        ddp = lockstep.DistributedDataParallel(net, world)
+        yield net, ddp, lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 ONCE = ((2, 1),)
@@ -127,10 +135,7 @@ def leave_out_on_all(world):
 
 @on_ranks(*SIZES)
 def test_step_that_all_leave_out(world):
-    for fused in (False, True):
-        net = nn.Linear(3, 1)
-        ddp = lockstep.DistributedDataParallel(net, world)
-        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
+    for net, _ddp, optimizer in fused_and_not(world):
         train(net, optimizer, world, leave_out_on_all(world))
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for step in range(STEPS):
@@ -146,10 +151,7 @@ def test_step_that_all_leave_out(world):
 @on_ranks(*SIZES)
 def test_accumulation(world):
     """Ranks may accumulate different numbers of gradients under no_sync()."""
-    for fused in (False, True):
-        net = nn.Linear(3, 1)
-        ddp = lockstep.DistributedDataParallel(net, world)
-        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
+    for net, ddp, optimizer in fused_and_not(world):
 
         def accumulate(step, loss, net=net, ddp=ddp):
             with ddp.no_sync():
@@ -197,10 +199,7 @@ def test_two_optimizers_at_their_own_rates(world):
 
 @on_ranks(*SIZES)
 def test_probe_of_one_rank(world):
-    for fused in (False, True):
-        net = nn.Linear(3, 1)
-        ddp = lockstep.DistributedDataParallel(net, world)
-        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
+    for net, _ddp, optimizer in fused_and_not(world):
         probe = nn.Linear(3, 1)
         of_probe = torch.optim.SGD(probe.parameters(), lr=0.1)
 
@@ -217,20 +216,10 @@ def test_probe_of_one_rank(world):
 
 @on_ranks(*SIZES)
 def test_join_of_uneven_ranks(world):
-    for fused in (False, True):
-        net = nn.Linear(3, 1)
-        ddp = lockstep.DistributedDataParallel(net, world)
-        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
-
-        def uneven(net=net, optimizer=optimizer):
-            for step in range(2 + world.rank):
-                optimizer.zero_grad()
-                net(inputs(world, step)).square().mean().backward()
-                optimizer.step()
-
+    for net, ddp, optimizer in fused_and_not(world):
         for _ in range(2):
-            lockstep.join(ddp, uneven)
-            if fused:
+            lockstep.join(ddp, lambda net=net, optimizer=optimizer: train(net, optimizer, world, steps=2 + world.rank))
+            if isinstance(optimizer, lockstep.optim.SGD):
                 train(net, optimizer, world)
         train(net, optimizer, world)
         world.barrier()
@@ -260,10 +249,7 @@ def test_join_over_the_backend(world):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         train(net, optimizer, world)
         with Join([net]):
-            for step in range(2 + world.rank):
-                optimizer.zero_grad()
-                net(inputs(world, step)).square().mean().backward()
-                optimizer.step()
+            train(net, optimizer, world, steps=2 + world.rank)
         train(net, optimizer, world)
 
 

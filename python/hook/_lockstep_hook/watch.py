@@ -96,27 +96,24 @@ def wrap(c10d):
     _note_method(c10d.Store, "wait")
     for name in ("new_group", "split_group"):
         if hasattr(c10d, name):
-            setattr(c10d, name, _making_group(c10d, getattr(c10d, name)))
+            setattr(c10d, name, _around(getattr(c10d, name), after=lambda: _note_works(c10d)))
     _bind_store()
     begin, end = _noting("init_group", c10d.init_process_group), c10d.destroy_process_group
+    c10d.init_process_group = _around(begin, lambda: _joining(c10d), lambda: _joined(c10d))
+    c10d.destroy_process_group = _around(end, _record_ports, lambda: c10d.is_initialized() or _left())
 
-    @functools.wraps(begin)
-    def init_process_group(*args, **kwargs):
-        if not c10d.is_initialized() and os.environ.get("RANK") == os.environ.get("LOCKSTEP_RANK"):
-            _joining()
-        result = begin(*args, **kwargs)
-        _joined(c10d)
+
+def _around(function, before=lambda: None, after=lambda: None):
+    """`function`, with a call of `before`, and of `after` unless it raises."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        before()
+        result = function(*args, **kwargs)
+        after()
         return result
 
-    @functools.wraps(end)
-    def destroy_process_group(*args, **kwargs):
-        _record_ports()
-        result = end(*args, **kwargs)
-        if not c10d.is_initialized():
-            _left()
-        return result
-
-    c10d.init_process_group, c10d.destroy_process_group = init_process_group, destroy_process_group
+    return call
 
 
 def _bind_store():
@@ -152,16 +149,6 @@ def _master_socket(host, port):
             return bound.detach()
     except OSError:
         return None
-
-
-def _making_group(c10d, function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        result = function(*args, **kwargs)
-        _note_works(c10d)
-        return result
-
-    return call
 
 
 @_guarded
@@ -206,9 +193,10 @@ def _noting(name, function):
 
 
 @_guarded
-def _joining():
+def _joining(c10d):
     """Before the program joins its world: ranks that wait for one that does not come are seen."""
-    if _start_watch():
+    is_ours = not c10d.is_initialized() and os.environ.get("RANK") == os.environ.get("LOCKSTEP_RANK")
+    if is_ours and _start_watch():
         _watch.join(os.environ.get("LOCKSTEP_RANK"), os.environ.get("LOCKSTEP_WORLD_SIZE"), "joining")
 
 
@@ -302,15 +290,7 @@ def _count_steps_and_batches(library):
 
     optimizer.register_optimizer_step_post_hook(count_step)
     iterator = dataloader._BaseDataLoaderIter
-    following = iterator.__next__
-
-    @functools.wraps(following)
-    def next_batch(self):
-        batch = following(self)
-        library.lockstep_watch_batch()
-        return batch
-
-    iterator.__next__ = next_batch
+    iterator.__next__ = _around(iterator.__next__, after=library.lockstep_watch_batch)
 
 
 class _Watch:

@@ -25,16 +25,6 @@ from lockstep import _engine
 from lockstep.errors import CommError, UsageError
 from lockstep.horovod import elastic, operations
 from lockstep.horovod.operations import *  # noqa: F403
-from lockstep.horovod.operations import (
-    Average,
-    Compression,
-    ProcessSet,
-    check_set,
-    global_process_set,
-    op_of,
-    size,
-    start_allreduce,
-)
 
 __all__ = ["DistributedOptimizer", "HorovodInternalError", "elastic", "run"]
 __all__ += operations.__all__
@@ -108,46 +98,46 @@ class _DistributedOptimizer:
                     p.grad = p.grad.to_dense()
                 yield self._names[id(p)], p.grad.detach()
 
+    def _messages(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        """The gradients that are sent together, with their name: a large one alone, small ones of one dtype."""
+        small: list[torch.Tensor] = []
+        first, num_bytes = "", 0
+        for name, gradient in self._dense_gradients():
+            if gradient.nbytes >= _PACKED_BYTES:
+                yield f"gradient of {name}", [gradient]
+                continue
+            if small and (small[0].dtype, small[0].device) != (gradient.dtype, gradient.device):
+                yield first, small
+                small = []
+            if not small:
+                first, num_bytes = f"gradients of {name}..", 0
+            small.append(gradient)
+            num_bytes += gradient.nbytes
+            if num_bytes >= _PACKED_BYTES:
+                yield first, small
+                small = []
+        if small:
+            yield first, small
+
     def synchronize(self) -> None:
         """Reduces the gradients over all ranks. step() does so by itself, unless it is in skip_synchronize()."""
-        if size() == 1:
+        if operations.size() == 1:
             self._synchronized = True
             return
-        before = 1 / self._predivide_factor if self._op == Average else 1.0
-        after = self._predivide_factor if self._op == Average else 1.0
-        handles: list[Any] = []
-        small: list[tuple[str, torch.Tensor]] = []
-        num_bytes = 0
-
+        before = 1 / self._predivide_factor if self._op == operations.Average else 1.0
+        after = self._predivide_factor if self._op == operations.Average else 1.0
         counts = f"after {self._num_zero_grads} zero_grad() calls"
         if self._surplus_passes:
             counts += f", {self._surplus_passes} backward() calls without step()"
-
-        def start(tensor: torch.Tensor, out: torch.Tensor, name: str) -> None:
-            name = f"{name} {counts}"
-            handles.append(start_allreduce(tensor, out, self._op, name, before, after, self._compression))
-
-        def flush() -> None:
-            nonlocal small, num_bytes
-            if small:
-                packed = torch.cat([gradient.reshape(-1) for _, gradient in small])
-                start(packed, packed, f"gradients of {small[0][0]}..")
-                parts = packed.split([gradient.numel() for _, gradient in small])
-                unpacked.extend(zip([gradient for _, gradient in small], parts, strict=True))
-            small, num_bytes = [], 0
-
+        handles: list[Any] = []
         unpacked: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for name, gradient in self._dense_gradients():
-            if gradient.nbytes >= _PACKED_BYTES:
-                start(gradient, gradient, f"gradient of {name}")
-                continue
-            if small and (small[0][1].dtype, small[0][1].device) != (gradient.dtype, gradient.device):
-                flush()
-            small.append((name, gradient))
-            num_bytes += gradient.nbytes
-            if num_bytes >= _PACKED_BYTES:
-                flush()
-        flush()
+        for name, gradients in self._messages():
+            sent = gradients[0]
+            if sent.nbytes < _PACKED_BYTES:
+                sent = torch.cat([gradient.reshape(-1) for gradient in gradients])
+                unpacked += zip(gradients, sent.split([gradient.numel() for gradient in gradients]), strict=True)
+            arguments = self._op, f"{name} {counts}", before, after, self._compression
+            handles.append(operations.start_allreduce(sent, sent, *arguments))
         for handle in handles:
             handle.wait()
         for gradient, part in unpacked:
@@ -186,14 +176,14 @@ class _DistributedOptimizer:
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = operations.Compression.none,
     backward_passes_per_step: int = 1,
-    op: str = Average,
+    op: str = operations.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
-    process_set: ProcessSet = global_process_set,
+    process_set: operations.ProcessSet = operations.global_process_set,
 ) -> Any:
     """Makes step() of `optimizer` reduce the gradients over all ranks first, and returns it.
 
@@ -204,9 +194,9 @@ def DistributedOptimizer(
         gradient_predivide_factor: divides gradients before their sum, which is multiplied by factor / size.
         num_groups, groups: ignored: small gradients are always sent together.
     """
-    check_set(process_set)
-    chosen = op_of(None, op)
-    if gradient_predivide_factor != 1.0 and chosen != Average:
+    operations.check_set(process_set)
+    chosen = operations.op_of(None, op)
+    if gradient_predivide_factor != 1.0 and chosen != operations.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     listed = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:

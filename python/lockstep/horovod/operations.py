@@ -198,17 +198,13 @@ class _NoneCompressor:
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor
+        return tensor if ctx is None else tensor.to(ctx)
 
 
-class _FP16Compressor:
+class _FP16Compressor(_NoneCompressor):
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         return (tensor.half(), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
 
 
 class Compression:
