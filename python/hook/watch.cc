@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,30 +24,25 @@ using lockstep::base::telemetry::RankPage;
 class Heartbeat {
  public:
   explicit Heartbeat(RankPage& page)
-      : page_(page), thread_(lockstep::base::start_thread_without_signals([this] { run(); })) {}
+      : thread_(lockstep::base::start_thread_without_signals([&page, stop = stop_.get_token()] {
+          lockstep::base::name_own_thread("beat");
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any stopped;
+          while (
+              !stopped.wait_for(lock, stop, lockstep::base::kHeartbeatInterval, [&] { return stop.stop_requested(); }))
+            page.beat();
+        })) {}
   ~Heartbeat() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
+    stop_.request_stop();
     thread_.join();  // bounded: beat() only writes to the page
   }
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
  private:
-  void run() {
-    lockstep::base::name_own_thread("beat");
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, lockstep::base::kHeartbeatInterval, [this] { return stop_; })) page_.beat();
-  }
-
-  RankPage& page_;
-  std::mutex mutex_;  // guards stop_
-  std::condition_variable changed_;
-  bool stop_ = false;
-  std::thread thread_;  // last, because it uses the other members
+  std::stop_source stop_;
+  std::thread thread_;  // last, because it uses the other member
 };
 
 struct Watch {

@@ -357,6 +357,9 @@ def _load_schedule(schedule: Any, saved: dict[str, Any]) -> None:
         _load_schedule(scheduler, state)
 
 
+_NUMPY_STATE = ("numpy.name", "numpy.keys", "numpy.position", "numpy.has_gauss", "numpy.cached")
+
+
 def _python_random() -> dict[str, Value]:
     version, numbers, gauss = random.getstate()
     state: dict[str, Value] = {"version": version, "numbers": torch.tensor(numbers, dtype=torch.int64)}
@@ -364,14 +367,8 @@ def _python_random() -> dict[str, Value]:
         state["gauss"] = gauss
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        name, keys, position, has_gauss, cached = numpy.random.get_state()
-        state |= {
-            "numpy.name": name,
-            "numpy.keys": torch.tensor(keys.astype("int64")),
-            "numpy.position": int(position),
-            "numpy.has_gauss": int(has_gauss),
-            "numpy.cached": float(cached),
-        }
+        name, keys, *rest = numpy.random.get_state()
+        state |= zip(_NUMPY_STATE, [name, torch.tensor(keys.astype("int64")), *rest], strict=True)
     return state
 
 
@@ -380,12 +377,5 @@ def _load_python_random(state: dict[str, Any]) -> None:
     if "numpy.name" in state:
         import numpy
 
-        numpy.random.set_state(
-            (
-                state["numpy.name"],
-                state["numpy.keys"].numpy().astype("uint32"),
-                state["numpy.position"],
-                state["numpy.has_gauss"],
-                state["numpy.cached"],
-            )
-        )
+        name, keys, *rest = (state[part] for part in _NUMPY_STATE)
+        numpy.random.set_state((name, keys.numpy().astype("uint32"), *rest))

@@ -29,11 +29,7 @@ def _check_module(module: torch.nn.Module) -> None:
             raise UsageError(
                 f"DistributedDataParallel: {name} has no size yet", hint="run one forward() of the module before"
             )
-        if (
-            kind in ("DTensor", "FlatParameter")
-            or hasattr(tensor, "_fsdp_flattened")
-            or "DTensor" in type(tensor).__name__
-        ):
+        if "DTensor" in type(tensor).__name__ or kind == "FlatParameter" or hasattr(tensor, "_fsdp_flattened"):
             raise UsageError(
                 f"DistributedDataParallel: parameter {name} is a {kind}, which another library divides between ranks; "
                 "expected a module whose ranks all hold whole tensors"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -239,11 +240,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             parameter, _, key = name.rpartition(".")
             copied = found[name].to(torch.float32) if key == "step" else found[name].detach().clone()
             state.setdefault(numbers[parameter], {})[key] = copied
-        groups, begin = [], 0
-        for group in self.param_groups:
-            end = begin + len(group["params"])
-            groups.append({**group, "params": list(range(begin, end))})
-            begin = end
+        count = itertools.count()
+        groups = [{**group, "params": [next(count) for _ in group["params"]]} for group in self.param_groups]
         result: dict[str, Any] = {"state": state, "param_groups": groups}
         for change in self._optimizer_state_dict_post_hooks.values():
             result = _unless_none(change(self, result), result)

@@ -15,7 +15,6 @@
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/group.h"
 #include "python/src/device_operations.h"
-#include "python/src/flat.h"
 #include "python/src/host_operations.h"
 
 namespace lockstep::python {

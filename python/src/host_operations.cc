@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_access.h"
-#include "python/src/flat.h"
+#include "lockstep/comm/interface/collective.h"
 
 namespace lockstep::python {
 
@@ -22,6 +22,12 @@ using comm::ReduceOp;
 namespace {
 
 constexpr std::int64_t kRoundBytes = std::int64_t{8} << 20;  // of an all_to_all of unequal parts, in each direction
+
+at::Tensor as_accepted(const at::Tensor& line) {
+  at::ScalarType dtype = at::toRealValueType(line.scalar_type());
+  if (comm::name(dtype) == "?") dtype = at::kByte;
+  return dtype == line.scalar_type() ? line : line.view(dtype);
+}
 
 /// What surrounds the reduction of a Group in one of c10d.
 struct Steps {
@@ -73,6 +79,47 @@ void all_reduce_bits(const Group& group, at::Tensor line, c10d::ReduceOp::RedOpT
 }
 
 }  // namespace
+
+at::Tensor flat(const at::Tensor& tensor) { return as_accepted(tensor.contiguous().view({-1})); }
+
+void FlatResult::finish() const {
+  if (tensor_.is_contiguous()) return;  // flat() has made a view
+  const at::Tensor line = flat_.scalar_type() == tensor_.scalar_type() ? flat_ : flat_.view(tensor_.scalar_type());
+  tensor_.copy_(line.view(tensor_.sizes()));
+}
+
+Concatenated::Concatenated(const char* call, std::vector<at::Tensor> tensors, bool are_equal)
+    : tensors_(std::move(tensors)) {
+  std::int64_t count = 0;
+  for (const at::Tensor& tensor : tensors_) {
+    if (tensor.scalar_type() != tensors_[0].scalar_type() || (are_equal && tensor.numel() != tensors_[0].numel()))
+      throw base::UsageError(std::string(call) + ": the list has " + comm::describe(tensors_[0]) + " and " +
+                             comm::describe(tensor) + "; expected equal dtypes" +
+                             (are_equal ? " and numbers of elements" : ""));
+    count += tensor.numel();
+  }
+  flat_ = as_accepted(
+      at::empty({count}, tensors_.empty() ? at::TensorOptions() : tensors_[0].options().memory_format(std::nullopt)));
+}
+
+void Concatenated::copy_from_tensors() {
+  std::int64_t at = 0;
+  for (const at::Tensor& tensor : tensors_) {
+    const at::Tensor line = flat(tensor);
+    flat_.narrow(0, at, line.numel()).copy_(line);
+    at += line.numel();
+  }
+}
+
+void Concatenated::copy_to_tensors() const {
+  std::int64_t at = 0;
+  for (const at::Tensor& tensor : tensors_) {
+    const FlatResult result(tensor);
+    result.flat_tensor().copy_(flat_.narrow(0, at, result.flat_tensor().numel()));
+    result.finish();
+    at += result.flat_tensor().numel();
+  }
+}
 
 std::optional<ReduceOp> to_reduce_op(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
@@ -184,14 +231,14 @@ void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensor
   for (int rank = 0; rank < size; ++rank) {
     const auto sent = all[rank][group.rank()].item<std::int64_t>();
     const std::int64_t expected = outputs[static_cast<std::size_t>(rank)].numel();
+    const int sender = group.global_rank(rank), receiver = group.global_rank(group.rank());
     if (sent != expected)
       comm::GroupAccess::fail(
-          group, base::DesyncError(
-                     base::Cause::kDesync, "all_to_all", group.global_rank(group.rank()), group.global_rank(rank),
-                     "rank " + std::to_string(group.global_rank(rank)) + " sends " + std::to_string(sent) +
-                         " elements, rank " + std::to_string(group.global_rank(group.rank())) + " expects " +
-                         std::to_string(expected),
-                     "sender and receiver must pass the same sizes"));
+          group,
+          base::DesyncError(base::Cause::kDesync, "all_to_all", receiver, sender,
+                            "rank " + std::to_string(sender) + " sends " + std::to_string(sent) + " elements, rank " +
+                                std::to_string(receiver) + " expects " + std::to_string(expected),
+                            "sender and receiver must pass the same sizes"));
   }
   const auto largest = all.max().item<std::int64_t>();
   if (largest == 0) return;
@@ -203,7 +250,7 @@ void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensor
   for (const at::Tensor& part : inputs) {
     // Outputs are written while inputs are still to be read.
     const bool overlaps =
-        std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& one) { return one.is_alias_of(part); });
+        std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) { return output.is_alias_of(part); });
     sources.push_back(overlaps ? part.clone().view({-1}) : part.reshape({-1}));
   }
   for (const at::Tensor& part : outputs)

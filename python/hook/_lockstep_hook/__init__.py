@@ -52,7 +52,8 @@ class _Finder:
         if name != _MODULE:
             return None
         try:
-            spec = next(filter(None, (_find(finder, name, path, target) for finder in list(sys.meta_path))), None)
+            others = [f for f in sys.meta_path if hasattr(f, "find_spec") and not isinstance(f, _Finder)]
+            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
             if spec is not None:
                 _call_after_execution(spec)
             return spec
@@ -74,8 +75,3 @@ def _call_after_execution(spec):
             give_up(error)
 
     spec.loader.exec_module = exec_module
-
-
-def _find(finder, name, path, target):
-    find_spec = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
-    return find_spec and find_spec(name, path, target)
