@@ -37,11 +37,13 @@ def names_of(optimizer: torch.optim.Optimizer, module: torch.nn.Module | None) -
             "an optimizer of torch needs the module that names its parameters: add(name, optimizer, module)"
         )
     names = {id(p): name for name, p in module.named_parameters()}
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if id(p) not in names:
-                raise UsageError("the optimizer has a parameter that the module does not have")
+    if any(id(p) not in names for p in _parameters(optimizer)):
+        raise UsageError("the optimizer has a parameter that the module does not have")
     return names
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -80,13 +82,10 @@ def load_options(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Non
 def state_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
     """The state, such as "fc.weight.exp_avg", and the options."""
     state = options_of(optimizer)
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            for key, value in optimizer.state.get(p, {}).items():
-                if key == "step":
-                    state[f"{names[id(p)]}.step"] = int(value)
-                elif isinstance(value, torch.Tensor):
-                    state[f"{names[id(p)]}.{key}"] = value
+    for p in _parameters(optimizer):
+        for key, value in optimizer.state.get(p, {}).items():
+            if key == "step" or isinstance(value, torch.Tensor):
+                state[f"{names[id(p)]}.{key}"] = int(value) if key == "step" else value
     return state
 
 
@@ -97,20 +96,17 @@ def load(optimizer: torch.optim.Optimizer, names: Names, saved: dict[str, Any]) 
     if missing:
         raise UsageError(f'the state has no value "{missing[0]}"', cause="BAD_FILE")
     state: dict[int, dict[str, Any]] = {}
-    number = 0
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            prefix = f"{names[id(p)]}."
-            own = {name.removeprefix(prefix): value for name, value in saved.items() if _belongs(name, prefix)}
-            for key, value in own.items():
-                if isinstance(value, torch.Tensor) and value.shape != p.shape:
-                    raise UsageError(f'the state\'s tensor "{prefix}{key}" has another shape', cause="BAD_FILE")
-                known.add(prefix + key)
-            if own:
-                if "step" in own:
-                    own["step"] = torch.tensor(float(own["step"]))
-                state[number] = own
-            number += 1
+    for number, p in enumerate(_parameters(optimizer)):
+        prefix = f"{names[id(p)]}."
+        own = {name.removeprefix(prefix): value for name, value in saved.items() if _belongs(name, prefix)}
+        for key, value in own.items():
+            if isinstance(value, torch.Tensor) and value.shape != p.shape:
+                raise UsageError(f'the state\'s tensor "{prefix}{key}" has another shape', cause="BAD_FILE")
+            known.add(prefix + key)
+        if "step" in own:
+            own["step"] = torch.tensor(float(own["step"]))
+        if own:
+            state[number] = own
     unknown = sorted(set(saved) - known)
     if unknown:
         raise UsageError(f'the state has the value "{unknown[0]}", which the optimizer does not have', cause="BAD_FILE")

@@ -234,7 +234,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for prepare in self._optimizer_state_dict_pre_hooks.values():
             prepare(self)
         found = self._optimizer.state_dict()
-        numbers = self._numbers()
+        numbers = {name: number for number, name in enumerate(self._ordered_names())}
         state: dict[int, dict[str, Any]] = {}
         for name in sorted(found, key=lambda name: numbers[name.rpartition(".")[0]]):
             parameter, _, key = name.rpartition(".")
@@ -258,7 +258,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         own = [len(group["params"]) for group in self.param_groups]
         if sizes != own:
             raise UsageError(f"load_state_dict(): groups have {sizes} parameters; expected {own}")
-        names = {number: name for name, number in self._numbers().items()}
+        names = self._ordered_names()
         numbers = [number for group in groups for number in group["params"]]
         tensors: dict[str, torch.Tensor] = {}
         for group in groups:
@@ -276,10 +276,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         for finish in self._optimizer_load_state_dict_post_hooks.values():
             finish(self)
 
-    def _numbers(self) -> dict[str, int]:
-        """The number of each parameter in torch's layout, by name."""
-        ordered = [self._names[id(p)] for group in self.param_groups for p in group["params"]]
-        return {name: number for number, name in enumerate(ordered)}
+    def _ordered_names(self) -> list[str]:
+        """The names of the parameters, in the order of their numbers in torch's layout."""
+        return [self._names[id(p)] for group in self.param_groups for p in group["params"]]
 
 
 class Adam(FusedOptimizer):

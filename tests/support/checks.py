@@ -1,6 +1,18 @@
-"""Checks and waits of test scripts."""
+"""Arguments, checks and waits of test scripts."""
 
+import argparse
 import time
+
+
+def parse_arguments(*required, **optional):
+    """Returns the values of the options of these names, `optional` with their defaults, and the names of `cases`."""
+    parser = argparse.ArgumentParser()
+    for name in required:
+        parser.add_argument(f"--{name}", required=True)
+    for name, default in optional.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("cases", nargs="*")
+    return parser.parse_args()
 
 
 def check(good, text):

@@ -5,20 +5,18 @@ Usage: doctor.py --lockstep PATH [CASE...]. The default is all cases. The exit c
 they require.
 """
 
-import argparse
 import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 
 NUM_HOSTS = 5
 LIMIT_S = 100
@@ -301,18 +299,11 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep")
     ARGUMENTS.lockstep = os.path.abspath(ARGUMENTS.lockstep)
     host_cluster.enter_sandbox((*ssh_cluster.TOOLS, "objcopy"))
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = ssh_cluster.SshCluster(NUM_HOSTS, folder)
-        for name in ARGUMENTS.cases or CASES:
-            print(f"-- {name}", flush=True)
-            CASES[name](cluster)
+    ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS)
 
 
 main()

@@ -5,7 +5,6 @@ Usage: restart_hosts.py --lockstep PATH [CASE...]. The default is all cases. The
 what they require.
 """
 
-import argparse
 import os
 import pathlib
 import re
@@ -17,7 +16,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 
 NUM_HOSTS = 3
 LIMIT_S = 100
@@ -187,11 +186,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep")
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS)
 

@@ -5,7 +5,6 @@ Usage: ship.py --lockstep PATH [CASE...]. The default is all cases. The exit cod
 require.
 """
 
-import argparse
 import contextlib
 import pathlib
 import sys
@@ -13,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check  # noqa: E402
+from checks import check, parse_arguments  # noqa: E402
 from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 2
@@ -108,11 +107,8 @@ CASES = {case.__name__: case for case in (missing_files_are_copied, folder_of_a_
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep")
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS, 1)
 

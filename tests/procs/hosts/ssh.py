@@ -5,7 +5,6 @@ Usage: ssh.py --lockstep PATH [--python PATH] [--mnist PATH] [--runs N] [CASE...
 code is 77 if the machine lacks what they require.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check  # noqa: E402
+from checks import check, parse_arguments  # noqa: E402
 from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 4
@@ -428,14 +427,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--python", default="")
-    parser.add_argument("--mnist", default="")
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep", python="", mnist="", runs=1)
     host_cluster.enter_sandbox((*ssh_cluster.TOOLS, "objcopy"))
     ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS, ARGUMENTS.runs)
 

@@ -5,7 +5,6 @@ Usage: ssh_failures.py --lockstep PATH [--runs N] [CASE...]. The default is all 
 must be run alone. The exit code is 77 if the machine lacks what they require.
 """
 
-import argparse
 import os
 import pathlib
 import signal
@@ -16,7 +15,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 4
@@ -247,12 +246,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep", runs=1)
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     many = failures_among_sixty_four_hosts.__name__
     cases = ARGUMENTS.cases or [name for name in CASES if name != many]

@@ -5,7 +5,6 @@ Usage: status.py --lockstep PATH --probe PATH [--runs N] [CASE...]. The default 
 machine lacks what they require.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -17,7 +16,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 from ssh_cluster import LockstepRun  # noqa: E402
 
 NUM_HOSTS = 2
@@ -129,13 +128,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--probe", required=True)
-    parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep", "probe", runs=1)
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS, ARGUMENTS.runs)
 

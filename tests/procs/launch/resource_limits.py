@@ -5,7 +5,6 @@ Usage: resource_limits.py --lockstep PATH --program PATH_OF_TRAIN_PROBE --memory
 The default is all cases. The exit code is 77 if the machine lacks what they require.
 """
 
-import argparse
 import contextlib
 import os
 import pathlib
@@ -18,7 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import history  # noqa: E402
 import host_cluster  # noqa: E402
-from checks import check  # noqa: E402
+from checks import check, parse_arguments  # noqa: E402
 
 STEPS = 100
 USER_ID = 65432  # a user without other processes
@@ -273,13 +272,7 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--memory-program", required=True)
-    parser.add_argument("--group-mib", type=int, default=500, help="the limit of control groups")
-    parser.add_argument("cases", nargs="*")
-    args = parser.parse_args()
+    args = parse_arguments("lockstep", "program", "memory-program", **{"group-mib": 500})
     host_cluster.enter_sandbox(("mount", "setpriv", "prlimit"))
     for name in args.cases or list(CASES):
         with tempfile.TemporaryDirectory() as folder:

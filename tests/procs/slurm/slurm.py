@@ -5,7 +5,6 @@ Usage: slurm.py --lockstep PATH --probe PATH_OF_LAUNCH_PROBE [--mnist PATH] [CAS
 exit code is 77 if the machine lacks what they require.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -19,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import fake_mnist  # noqa: E402
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 
 LIMIT_S = 90
 
@@ -308,14 +307,8 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--probe", default="")
-    parser.add_argument("--mnist", default="")
-    parser.add_argument("--training", default="")
-    parser.add_argument("cases", nargs="*")
     global ARGUMENTS
-    ARGUMENTS = parser.parse_args()
+    ARGUMENTS = parse_arguments("lockstep", probe="", mnist="", training="")
     host_cluster.enter_sandbox((*slurm_cluster.TOOLS, "salloc", "srun", "scancel"))
     with tempfile.TemporaryDirectory() as folder:
         cluster = slurm_cluster.SlurmCluster(folder)

@@ -4,7 +4,6 @@
 Usage: submit.py --lockstep PATH [CASE...]. The default is all cases. SLURM is not required.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -16,7 +15,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 
 LIMIT_S = 60  # for each process
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "unit/launch/slurm/sbatch"
@@ -374,10 +373,7 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("cases", nargs="*")
-    args = parser.parse_args()
+    args = parse_arguments("lockstep")
     for name in args.cases or list(CASES):
         with tempfile.TemporaryDirectory() as folder:
             CASES[name](Workspace(args, folder))

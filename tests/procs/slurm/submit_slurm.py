@@ -5,7 +5,6 @@ Usage: submit_slurm.py --lockstep PATH [CASE...]. The default is all cases. The 
 what they require.
 """
 
-import argparse
 import pathlib
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
-from checks import check, wait_until  # noqa: E402
+from checks import check, parse_arguments, wait_until  # noqa: E402
 
 LIMIT_S = 90  # for one job
 # Exits with code 75 on SIGUSR1, and with 7 after it was requeued.
@@ -275,10 +274,7 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("cases", nargs="*")
-    args = parser.parse_args()
+    args = parse_arguments("lockstep")
     host_cluster.enter_sandbox(slurm_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
         cluster = slurm_cluster.SlurmCluster(folder)

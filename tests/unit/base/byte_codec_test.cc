@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::base {
 namespace {
@@ -14,13 +15,9 @@ using namespace std::string_literals;
 enum class Tone : std::uint8_t { kLow = 3 };
 
 std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.cause(), Cause::kProtocol);
-    return error.what();
-  }
-  return "no error";
+  const auto error = tests::thrown<Error>(call);
+  EXPECT_EQ(error.cause(), Cause::kProtocol);
+  return error.what();
 }
 
 TEST(ByteCodec, WritesNumbersInLittleEndianOrder) {

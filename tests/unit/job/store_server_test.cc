@@ -80,14 +80,7 @@ bool is_closed_by_server(const Fd& fd, Deadline deadline) {
   }
 }
 
-Cause cause_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const CommError& error) {
-    return error.cause();
-  }
-  return Cause::kInternal;
-}
+Cause cause_of(const std::function<void()>& action) { return tests::thrown<CommError>(action).cause(); }
 
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
