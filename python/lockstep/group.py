@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep import _C, _engine, _failures, _fork_copies, _step_counts
 from lockstep.errors import UsageError
 
-_OPS = {name: getattr(_C.ReduceOp, name) for name in ("sum", "mean", "product", "min", "max")}
+_OPS = _C.ReduceOp.__members__
 
 
 def _op(name: str) -> _C.ReduceOp:

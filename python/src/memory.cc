@@ -24,9 +24,8 @@ void bind_memory(py::module_& module) {
             },
             at::kByte);
       },
-      "Maps a part (file, offset, num_bytes) of a file as a tensor, uint8. A write copies the page, which others do "
-      "not see. `offset` is a "
-      "multiple of the page size, and `num_bytes` more than 0.");
+      "map_private(file, offset, num_bytes): maps a part of a file as a tensor, uint8. A write copies the page, which "
+      "others do not see. `offset` is a multiple of the page size, and `num_bytes` more than 0.");
   module.def(
       "with_shared_fork_copies",
       [](const py::function& run) {

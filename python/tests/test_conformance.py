@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from ranks import on_ranks
-from test_ddp import Fails, data, expect_gradients, gradients, loss_of, make_net, own, reference
+from test_ddp import Fails, data, expect_gradients, gradients, loss_of, make_net, own_data, reference
 from torch import nn
 
 import lockstep
@@ -150,7 +150,7 @@ def test_c15_tied_parameters(world):
     ddp = lockstep.DistributedDataParallel(net, world)
     for _ in range(2):
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     loss_of(alone, *data()).backward()
     expect_gradients(net, gradients(alone))
     assert "second.weight" in ddp.stats()["order"] or world.size == 1
@@ -175,7 +175,7 @@ def test_c19_ignored_parameters(world):
     ddp = lockstep.DistributedDataParallel(net, world, ignore=["second.weight"])
     assert not equal_on_all_ranks(world, net.second.weight)
     assert equal_on_all_ranks(world, net.second.bias)
-    loss_of(net, *(own(world, one) for one in data())).backward()
+    loss_of(net, *own_data(world)).backward()
     assert not equal_on_all_ranks(world, net.second.weight.grad)
     assert equal_on_all_ranks(world, net.first.weight.grad)
     del ddp
@@ -199,7 +199,7 @@ def test_c21_mixed_dtypes(world):
     net.extra = nn.Linear(3, 1).double()
     net.low = nn.Linear(3, 1).bfloat16()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     out = net(x)
     (nn.functional.cross_entropy(out, y) + net.extra(out.double()).sum() + net.low(out.bfloat16()).sum()).backward()
     for parameter in (net.first.weight, net.extra.weight, net.low.weight):
@@ -265,7 +265,7 @@ def test_c27_sync_batch_norm_equals_one_rank(world):
     for step in range(3):
         net.zero_grad()
         alone.zero_grad()
-        loss_of(net, *(own(world, one) for one in data(step))).backward()
+        loss_of(net, *own_data(world, step)).backward()
         loss_of(alone, *data(step)).backward()
         expect_gradients(net, gradients(alone), f"step {step}")
     torch.testing.assert_close(net[1].running_mean, alone[1].running_mean)
@@ -283,7 +283,7 @@ def test_c28_bf16_compression_is_close(world):
     ddp = lockstep.DistributedDataParallel(net, world, bf16_compress=True)
     for _ in range(2):
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     expected = reference(lambda net, x, y: loss_of(net, x, y).backward())
     for name, gradient in gradients(net).items():
         if expected[name] is not None:
@@ -301,7 +301,7 @@ def test_c31_hooks_of_the_user_see_local_gradients(world):
     net.first.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].clone()))
     alone.first.weight.register_hook(lambda gradient: expected.append(gradient.clone()))
     alone.first.register_full_backward_hook(lambda module, inputs, outputs: expected.append(outputs[0].clone()))
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     loss_of(net, x, y).backward()
     loss_of(alone, x, y).backward()
     assert len(seen) == len(expected) == 2
@@ -313,7 +313,7 @@ def test_c31_hooks_of_the_user_see_local_gradients(world):
 @on_ranks(1, 2)
 def test_c32_a_second_one_after_a_failed_backward(world):
     net = make_net()
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     ddp = lockstep.DistributedDataParallel(net, world)
     Fails.armed = True
     with pytest.raises(ZeroDivisionError):

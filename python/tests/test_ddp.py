@@ -9,7 +9,7 @@ from ranks import on_ranks
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from training import BATCH, SIZES, Net, data, expect_gradients, gradients, loss_of, make_net, own, reference
+from training import BATCH, SIZES, Net, data, expect_gradients, gradients, loss_of, make_net, own, own_data, reference
 
 import lockstep
 
@@ -21,7 +21,7 @@ def test_gradients_are_means_and_unused_parameters_have_none(world):
     assert all(not name.startswith("module.") for name in net.state_dict())
     for _ in range(3):
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
     assert net.predict(data()[0]).shape == (BATCH,)
     assert ddp.module is net
@@ -31,7 +31,7 @@ def test_gradients_are_means_and_unused_parameters_have_none(world):
 def test_branch_on_one_rank_only(world):
     net = make_net()
     lockstep_ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for step in range(3):
         net.zero_grad()
         loss_of(net, x, y, branch=world.rank == 0 or step == 0).backward()
@@ -46,7 +46,7 @@ def test_branch_on_one_rank_only(world):
 def test_two_forwards_and_one_backward(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for _ in range(2):
         net.zero_grad()
         (loss_of(net, x, y) + loss_of(net, 2 * x, y)).backward()
@@ -62,7 +62,7 @@ def test_two_forwards_and_one_backward(world):
 def test_evaluation_on_one_rank(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for _ in range(3):
         net.zero_grad()
         loss_of(net, x, y).backward()
@@ -77,7 +77,7 @@ def test_evaluation_on_one_rank(world):
 def test_no_sync_accumulates(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     with ddp.no_sync():
         loss_of(net, x, y).backward()
     loss_of(net, 2 * x, y).backward()
@@ -100,7 +100,7 @@ class Checkpointed(Net):
 
 @on_ranks(1, 2, 4)
 def test_checkpoint_over_a_part_of_the_model(world):
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for reentrant in (True, False):
         torch.manual_seed(7)
         net = Checkpointed()
@@ -131,7 +131,7 @@ class Fails(torch.autograd.Function):
 def test_exception_in_backward_then_a_good_step(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     loss_of(net, x, y).backward()
     for _ in range(2):
         net.zero_grad()
@@ -149,7 +149,7 @@ def test_exception_in_backward_then_a_good_step(world):
 def test_other_graphs_do_not_count(world):
     net, other = make_net(), nn.Linear(6, 1)
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for _ in range(3):
         net.zero_grad()
         for _ in range(world.rank):
@@ -164,7 +164,7 @@ def test_other_graphs_do_not_count(world):
 def test_create_graph(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     (gradient,) = torch.autograd.grad(loss_of(net, x, y), net.first.weight, create_graph=True)
     (loss_of(net, x, y) + gradient.pow(2).sum()).backward()
     everyone = world.all_gather_object(net.first.weight.grad)
@@ -184,7 +184,7 @@ def test_two_threads_train_a_model_each(world):
             ddp = lockstep.DistributedDataParallel(net, groups[index])
             for _ in range(10):
                 net.zero_grad()
-                loss_of(net, *(own(world, one) for one in data())).backward()
+                loss_of(net, *own_data(world)).backward()
             results[index] = gradients(net)
             del ddp
         except BaseException as error:
@@ -216,7 +216,7 @@ def make_net_of(index):
 def test_functional_call_and_frozen_parameters(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     functional.cross_entropy(torch.func.functional_call(net, dict(net.named_parameters()), (x,)), y).backward()
     expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
     net.zero_grad()
@@ -256,7 +256,7 @@ def test_different_models_are_named(world):
 def test_missing_backward_is_named(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     loss_of(net, x, y).backward()
     with pytest.raises(lockstep.CommError) as caught:
         if world.rank == 0:
@@ -272,7 +272,7 @@ def test_join_with_uneven_batches(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
 
     def loop():
         for _ in range(3 + world.rank):
@@ -295,7 +295,7 @@ def test_join_with_optimizers_that_have_state(world):
         net = make_net()
         ddp = lockstep.DistributedDataParallel(net, world, compare_replicas_every=1)
         optimizer = make(net)
-        x, y = (own(world, one) for one in data())
+        x, y = own_data(world)
 
         def loop(num_batches, optimizer=optimizer, net=net, x=x, y=y):
             for _ in range(num_batches):
@@ -353,7 +353,7 @@ def test_replica_that_diverges_is_named_after_its_step(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     with pytest.raises(lockstep.CommError, match="parameter third.bias differs between ranks") as caught:
         for step in range(12):
             loss_of(net, x, y).backward()
@@ -371,7 +371,7 @@ def test_replicas_are_not_compared_with_0(world):
     with torch.no_grad():
         net.third.bias.add_(world.rank)
     for _ in range(10):
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     with torch.no_grad():
         net.third.bias.sub_(world.rank)
     del ddp
@@ -393,7 +393,7 @@ def test_torch_compile_of_the_module(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
     compiled = torch.compile(net, backend="aot_eager")
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for _ in range(2):
         net.zero_grad()
         functional.cross_entropy(compiled(x), y).backward()
@@ -410,7 +410,7 @@ def test_scripted_modules(world):
     ddp = lockstep.DistributedDataParallel(net, world)
     for _ in range(3):
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     loss_of(alone, *data()).backward()
     expect_gradients(net, gradients(alone))
     del ddp

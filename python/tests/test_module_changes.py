@@ -4,7 +4,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from torch import nn
-from training import data, expect_gradients, loss_of, make_net, own, reference
+from training import expect_gradients, loss_of, make_net, own_data, reference
 
 import lockstep
 
@@ -41,7 +41,7 @@ CHANGES = {
 def check_change(world, text, change):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     loss_of(net, x, y).backward()
     change(net)
     kind = net.third.weight.dtype
@@ -71,7 +71,7 @@ def test_module_without_tensors_may_be_added_on_one_rank(world):
         if world.rank == 0 and step == 1:
             net.added = nn.Identity()
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     expect_gradients(net, reference(lambda net, x, y: loss_of(net, x, y).backward()))
     del ddp
 
@@ -82,16 +82,16 @@ def test_different_changes_are_named(world):
     ddp = lockstep.DistributedDataParallel(net, world)
     net.second.weight = nn.Parameter(torch.full((8, 8), float(world.rank)))
     with pytest.raises(lockstep.UsageError, match="second.weight was replaced .* differently on ranks 0 and 1"):
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     with torch.no_grad():
         net.second.weight.fill_(1)
-    loss_of(net, *(own(world, one) for one in data())).backward()
+    loss_of(net, *own_data(world)).backward()
     del ddp
 
 
 @on_ranks(2)
 def test_changes_that_cannot_be_taken_over_are_named(world):
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
     optimizer = lockstep.optim.SGD(ddp, lr=0.1)
@@ -116,7 +116,7 @@ def test_change_on_one_rank_is_named(world):
     if world.rank == 1:
         replace(net)
     with pytest.raises(lockstep.DesyncError, match="parameter second.weight was replaced"):
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
     del ddp
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from torch import nn
-from training import data, loss_of, make_net, own
+from training import data, loss_of, make_net, own, own_data
 
 import lockstep
 
@@ -169,7 +169,7 @@ def test_grad_scaler_skips_on_all_ranks(world):
     net = make_net()
     optimizer = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     for step in range(4):
         optimizer.zero_grad()
         before = net.first.weight.detach().clone()

@@ -8,7 +8,7 @@ import torch
 from ranks import on_ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training import data, loss_of, make_net, own, reference
+from training import data, loss_of, make_net, own, own_data, reference
 
 import lockstep
 
@@ -40,7 +40,7 @@ def test_clipping_where_ranks_take_other_branches(world):
         for _ in range(3):
             ours.zero_grad()
             theirs.zero_grad()
-            loss_of(net, *(own(world, one) for one in data()), branch=world.rank % 2 == 1).backward()
+            loss_of(net, *own_data(world), branch=world.rank % 2 == 1).backward()
             loss_in_branches(other, *data(), world.size).backward()
             norm, expected = clip(how, net), clip(how, other)
             torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-6)
@@ -116,7 +116,7 @@ def test_optimizer_of_torch_beside_ours_is_named(world):
     net = make_net()
     ours = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1)
     theirs = torch.optim.SGD(net.parameters(), lr=0.1)
-    loss_of(net, *(own(world, one) for one in data())).backward()
+    loss_of(net, *own_data(world)).backward()
     with pytest.raises(lockstep.UsageError, match="torch.optim.SGD: step.* delete the lockstep.optim.SGD"):
         theirs.step()
     with pytest.raises(lockstep.UsageError, match="get_total_norm"):
@@ -134,7 +134,7 @@ def test_a_second_model_and_optimizer_replace_the_first(world):
         ddp = lockstep.DistributedDataParallel(net, world)
         optimizer = lockstep.optim.SGD(ddp, lr=0.1)
         before = net.first.weight.detach().clone()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         optimizer.step()
         optimizer.zero_grad()
         assert not torch.equal(before, net.first.weight)
@@ -145,7 +145,7 @@ def test_mean_after_backward_on_another_thread(world):
     net = make_net()
     ddp = lockstep.DistributedDataParallel(net, world)
     optimizer = lockstep.optim.SGD(ddp, lr=0.1, average_in_backward=True)
-    thread = threading.Thread(target=lambda: loss_of(net, *(own(world, one) for one in data())).backward())
+    thread = threading.Thread(target=lambda: loss_of(net, *own_data(world)).backward())
     thread.start()
     thread.join()
     expected = reference(lambda net, x, y: loss_of(net, x, y).backward())
@@ -170,7 +170,7 @@ def test_checkpoints_that_share_a_parameter(world):
     for _ in range(3):
         for one in (optimizer, theirs):
             one.zero_grad()
-        loss(net, *(own(world, one) for one in data()), True).backward()
+        loss(net, *own_data(world), True).backward()
         loss(other, *data(), False).backward()
         optimizer.step()
         theirs.step()
@@ -207,7 +207,7 @@ def test_models_in_shared_memory(world):
     ddp = lockstep.DistributedDataParallel(net, world)
     for optimizer in (lockstep.optim.SGD(ddp, lr=0.1, foreach=True), torch.optim.SGD(net.parameters(), lr=0.1)):
         before = net.first.weight.detach().clone()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         optimizer.step()
         assert net.first.weight.data_ptr() == memory and not torch.equal(net.first.weight, before)
         if isinstance(optimizer, lockstep.optim.SGD):
@@ -218,7 +218,7 @@ def test_models_in_shared_memory(world):
 def test_share_memory_after_the_optimizer_was_made_is_named(world):
     net = make_net()
     optimizer = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1)
-    loss_of(net, *(own(world, one) for one in data())).backward()
+    loss_of(net, *own_data(world)).backward()
     net.share_memory()
     with pytest.raises(lockstep.UsageError, match="first.weight"):
         optimizer.step()
@@ -229,7 +229,7 @@ def test_state_that_a_program_changes(world):
     net = make_net()
     optimizer = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.1, momentum=0.9)
     for _ in range(2):
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         optimizer.step()
         optimizer.zero_grad()
     weight = net.first.weight
@@ -268,7 +268,7 @@ def test_hooks_of_state_dicts_run(world):
     for make in (lockstep.optim.SGD, lambda ddp, **options: torch.optim.SGD(ddp.module.parameters(), **options)):
         net = make_net()
         optimizer = make(lockstep.DistributedDataParallel(net, world), lr=0.1, momentum=0.9)
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         optimizer.step()
         optimizer.register_state_dict_pre_hook(lambda _: called.append("save"))
         optimizer.register_state_dict_post_hook(with_mark)
@@ -292,6 +292,6 @@ def test_optimizer_in_a_gradient_hook_is_named(world):
             p.register_post_accumulate_grad_hook(lambda p, all_of=optimizers: all_of[p] and all_of[p].step())
         before = net.third.bias.detach().clone()
         with pytest.raises(lockstep.UsageError, match="step.. was called inside backward.* update_in_backward"):
-            loss_of(net, *(own(world, one) for one in data())).backward()
+            loss_of(net, *own_data(world)).backward()
         assert torch.equal(before, net.third.bias)
         world.barrier()

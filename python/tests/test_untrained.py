@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from ranks import on_ranks
-from training import data, gradients, loss_of, make_net, own, reference
+from training import gradients, loss_of, make_net, own_data, reference
 
 import lockstep
 
@@ -103,7 +103,7 @@ def test_model_whose_object_a_function_has_dropped(world):
     make_and_drop(net, world)
     for _ in range(2):
         net.zero_grad()
-        loss_of(net, *(own(world, one) for one in data())).backward()
+        loss_of(net, *own_data(world)).backward()
         if world.size > 1:
             expected = reference(lambda net, x, y: loss_of(net, x, y).backward())
             for name, gradient in gradients(net).items():
@@ -115,7 +115,7 @@ def test_model_whose_object_a_function_has_dropped(world):
 def test_object_of_a_module_ends(world):
     """After it has averaged, with the object; else when another one is made, or with the module."""
     net = make_net()
-    x, y = (own(world, one) for one in data())
+    x, y = own_data(world)
     ddp = lockstep.DistributedDataParallel(net, world)
     loss_of(net, x, y).backward()
     del ddp

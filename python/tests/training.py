@@ -34,6 +34,10 @@ def own(world, tensor):
     return tensor[world.rank * part : (world.rank + 1) * part]
 
 
+def own_data(world, step=0):
+    return [own(world, tensor) for tensor in data(step)]
+
+
 def loss_of(net, x, y, **more):
     return functional.cross_entropy(net(x, **more), y)
 
