@@ -378,9 +378,9 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return _AllGather.apply(tensor, name or "")
 
 
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> _Handle:
+def allgather_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
     """allgather() without gradients. It has finished when it returns, because the sizes are exchanged first."""
-    result = allgather(tensor.detach(), name, process_set)
+    result = allgather(tensor.detach(), *arguments, **options)
     return _Handle([], lambda: result)
 
 
@@ -405,10 +405,9 @@ def broadcast(
     return _Broadcast.apply(tensor, root_rank, name or "")
 
 
-def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> _Handle:
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+def broadcast_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
+    """Starts broadcast(), without gradients."""
+    return broadcast_async_(tensor.detach().clone(), *arguments, **options)
 
 
 def broadcast_async_(
@@ -454,10 +453,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def alltoall(
-    tensor: Tensor,
-    splits: Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Tensor, splits: Tensor | None = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Sends splits[p] rows of `tensor` to rank p, and returns the rows that this rank gets. Without `splits`, equal
     numbers; with it, returns the numbers of rows from each rank as well. Gradients flow through it."""
@@ -470,14 +466,9 @@ def alltoall(
     return result if splits is None else (result, numbers)
 
 
-def alltoall_async(
-    tensor: Tensor,
-    splits: Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> _Handle:
+def alltoall_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
     """alltoall() without gradients. It has finished when it returns, because the numbers are exchanged first."""
-    result = alltoall(tensor.detach(), splits, name, process_set)
+    result = alltoall(tensor.detach(), *arguments, **options)
     return _Handle([], lambda: result)
 
 
