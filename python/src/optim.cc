@@ -96,11 +96,6 @@ void load_state_dict(const AnyOptimizer& optimizer, const std::map<std::string, 
   optimizer.fused().load_state_dict(state);
 }
 
-template <typename Optimizer, typename Options, typename TorchOptions>
-void bind_optimizer(py::module_& module, const char* name) {
-  module.def(name, &AnyOptimizer::make<Optimizer, Options, TorchOptions>);
-}
-
 }  // namespace
 
 void bind_optimizers(py::module_& module) {
@@ -124,12 +119,14 @@ void bind_optimizers(py::module_& module) {
            })
       .def("state_dict", state_dict, WithoutGil())
       .def("load_state_dict", load_state_dict, WithoutGil());
-  bind_optimizer<optim::Adam, optim::AdamOptions, torch::optim::AdamOptions>(module, "make_Adam");
-  bind_optimizer<optim::AdamW, optim::AdamWOptions, torch::optim::AdamWOptions>(module, "make_AdamW");
-  bind_optimizer<optim::SGD, optim::SGDOptions, torch::optim::SGDOptions>(module, "make_SGD");
-  bind_optimizer<optim::Adagrad, optim::AdagradOptions, torch::optim::AdagradOptions>(module, "make_Adagrad");
-  bind_optimizer<optim::LAMB, optim::LAMBOptions, optim::GroupOptions<optim::LAMBOptions>>(module, "make_LAMB");
-  bind_optimizer<optim::LARS, optim::LARSOptions, optim::GroupOptions<optim::LARSOptions>>(module, "make_LARS");
+  module.def("make_Adam", &AnyOptimizer::make<optim::Adam, optim::AdamOptions, torch::optim::AdamOptions>);
+  module.def("make_AdamW", &AnyOptimizer::make<optim::AdamW, optim::AdamWOptions, torch::optim::AdamWOptions>);
+  module.def("make_SGD", &AnyOptimizer::make<optim::SGD, optim::SGDOptions, torch::optim::SGDOptions>);
+  module.def("make_Adagrad", &AnyOptimizer::make<optim::Adagrad, optim::AdagradOptions, torch::optim::AdagradOptions>);
+  module.def("make_LAMB",
+             &AnyOptimizer::make<optim::LAMB, optim::LAMBOptions, optim::GroupOptions<optim::LAMBOptions>>);
+  module.def("make_LARS",
+             &AnyOptimizer::make<optim::LARS, optim::LARSOptions, optim::GroupOptions<optim::LARSOptions>>);
 }
 
 }  // namespace lockstep::python
