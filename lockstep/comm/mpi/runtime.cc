@@ -89,9 +89,9 @@ void reduce_narrow(void* in, void* in_out, int* count, MPI_Datatype*) {
 
 template <typename Narrow>
 void create_ops(MPI_Op (&ops)[4]) {
-  MPI_User_function* const functions[] = {reduce_narrow<Narrow, std::plus<float>()>, reduce_narrow<Narrow, smaller>,
+  MPI_User_function* const functions[] = {reduce_narrow<Narrow, std::plus<float>{}>, reduce_narrow<Narrow, smaller>,
                                           reduce_narrow<Narrow, larger>,
-                                          reduce_narrow<Narrow, std::multiplies<float>()>};
+                                          reduce_narrow<Narrow, std::multiplies<float>{}>};
   for (int i = 0; i < 4; ++i) check_mpi_result(api().Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 

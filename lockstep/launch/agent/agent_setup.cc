@@ -272,7 +272,11 @@ std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
           setup.job = protocol::decode_job(frame->payload);
           setup.liveness_fd = responder.take_liveness_fd();
           return setup;
-        default: doctor.handle(*frame);
+        case protocol::FrameKind::kClockRequest:
+        case protocol::FrameKind::kHostFactsRequest:
+        case protocol::FrameKind::kListenRequest:
+        case protocol::FrameKind::kMeasureRequest: doctor.handle(*frame); break;
+        default: protocol::throw_unexpected(frame->kind);
       }
     }
   }

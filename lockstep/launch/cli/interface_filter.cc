@@ -39,8 +39,8 @@ std::optional<Network> parse_network(std::string_view text) {
 }
 
 bool is_name(std::string_view text) {
-  constexpr std::size_t kMaxName = 15;  // IFNAMSIZ
-  return !text.empty() && text.size() <= kMaxName && text[0] != '-' && base::is_alnum_or(text, "_-.:@");
+  constexpr std::size_t kMaxInterfaceName = 15;  // IFNAMSIZ
+  return !text.empty() && text.size() <= kMaxInterfaceName && text[0] != '-' && base::is_alnum_or(text, "_-.:@");
 }
 
 }  // namespace

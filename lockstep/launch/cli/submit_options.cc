@@ -126,7 +126,7 @@ bool has_no_controls(std::string_view text) {
 }
 
 /// Returns whether `text` is not empty and has no spaces and no control characters.
-bool is_word(std::string_view text) {
+bool has_no_spaces(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
 }
 
@@ -188,7 +188,7 @@ void add_job_options(OptionTable& table, SubmitOptions& submit, std::vector<std:
                    "minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s, as in 90, 4:00:00 or 1-12"),
                "time limit, after which SLURM ends the job: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s");
   const auto word = [](const char* type, const char* what) {
-    return text(type, is_word, std::string(what) + " without spaces");
+    return text(type, has_no_spaces, std::string(what) + " without spaces");
   };
   table.option("--partition,-p", submit.partition, word("NAME", "a name"), "partition in which the job is queued");
   table.option("--account,-A", submit.account, word("NAME", "a name"), "account to which the job is charged");

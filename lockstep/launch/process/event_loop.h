@@ -14,7 +14,7 @@ namespace lockstep::launcher::process {
 /// a handler changes its own object only, and nothing is ever removed. Not thread-safe.
 class EventLoop {
  public:
-  using Descriptor = std::function<int()>;  ///< returns -1 for nothing to wait for now
+  using Descriptor = std::function<int()>;  ///< returns -1 while there is nothing to wait for
   using Time = std::function<base::Deadline()>;
   using Handler = std::function<void()>;
 

@@ -1,4 +1,7 @@
-"""A switch in lockstep/ over an enum of the project has no `default:`: the compiler reports a missing enumerator."""
+"""A switch in lockstep/ over an enum of the project has no `default:`: the compiler reports a missing enumerator.
+
+A `default:` that calls throw_unexpected() is the answer to all kinds of messages that the reader does not expect.
+"""
 
 import os
 import re
@@ -65,7 +68,8 @@ def body(code, opening):
             if at is None:
                 break
         elif word == "default" and code[at + 1 : at + 2] and code[at + 1].text == ":":
-            default = code[at]
+            if not any(token.text == "throw_unexpected" for token in code[at + 2 : at + 6]):
+                default = code[at]
         elif word == "case":
             label = []
             while at + 1 < len(code) and not is_end_of_label(code, at + 1):
@@ -138,6 +142,10 @@ int f(Cause cause) {
       }
       break;
     case Cause::kStuck: break;
+  }
+  switch (frame.kind) {
+    case Frame::Kind::kJob: return 1;
+    default: protocol::throw_unexpected(frame.kind);
   }
   // switch (cause) { case Cause::kDied: default: }
 }
