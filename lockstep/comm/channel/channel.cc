@@ -1,6 +1,7 @@
 #include "lockstep/comm/channel/channel.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "lockstep/base/timeouts.h"
@@ -220,6 +221,7 @@ void Channel::throw_failure(const CommError& error) {
   } catch (const CommError& thrown) {
     fail(thrown);
   }
+  std::terminate();  // never reached; GCC does not know that a virtual function cannot return
 }
 
 void Channel::fail(const CommError& error) {
