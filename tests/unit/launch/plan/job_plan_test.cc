@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
