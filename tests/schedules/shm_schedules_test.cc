@@ -16,11 +16,11 @@ namespace {
 using base::Deadline;
 using comm::ChunkSink;
 using comm::CollectiveKind;
-using comm::EarlyWork;
 using comm::GradientChunk;
 using comm::PendingPtr;
 using comm::Transport;
 using comm::shm::ControlBlocks;
+using comm::shm::EarlyWork;
 using comm::shm::GradientTable;
 using comm::shm::SyncOp;
 using comm::shm::SyncOpQueue;
