@@ -39,24 +39,10 @@ inline void copy_options(const AdagradOptions& from, torch::optim::AdagradOption
 /// Behaves like torch::optim::Adagrad, with the differences that FusedOptimizer documents. Options of its parameter
 /// groups may be changed, and torch's learning rate schedulers work with it. A parameter has no state before its first
 /// update.
-class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
+class Adagrad final : public FusedOptimizerOf<torch::optim::Adagrad, AdagradOptions> {
  public:
-  /// A parameter group with its own options.
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    AdagradOptions options;
-  };
-  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options = {},
                    const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
-  /// after which the contents of parameters are unspecified.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
-  /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace lockstep::optim

@@ -45,40 +45,17 @@ void copy_options(const AdamFamilyOptions<decoupled>& from, TorchOptions& to) {
 /// Behaves like torch::optim::Adam, with the differences that FusedOptimizer documents. Options of its parameter groups
 /// may be changed, and torch's learning rate schedulers work with it. amsgrad can be enabled later only if at least one
 /// group has it at construction.
-class Adam final : public torch::optim::Adam, public FusedOptimizer {
+class Adam final : public FusedOptimizerOf<torch::optim::Adam, AdamOptions> {
  public:
-  /// A parameter group with its own options.
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    AdamOptions options;
-  };
-  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
-  /// after which the contents of parameters are unspecified.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
-  /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
 };
 
 /// Behaves like torch::optim::AdamW; everything else is as documented for Adam above.
-class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
+class AdamW final : public FusedOptimizerOf<torch::optim::AdamW, AdamWOptions> {
  public:
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    AdamWOptions options;
-  };
   explicit AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options = {},
                  const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  void load(torch::serialize::InputArchive& archive) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
 };
 
 }  // namespace lockstep::optim

@@ -50,7 +50,7 @@ Ema::Ema(nn::ModuleRef module, EmaOptions options) : options_(std::move(options)
 }
 
 void Ema::add(const std::string& name, const at::Tensor& weight) {
-  const auto same = [&](const AveragedTensor& one) { return one.weight.is_same(weight); };
+  const auto same = [&](const AveragedTensor& average) { return average.weight.is_same(weight); };
   if (!weight.defined() || !weight.is_floating_point() || std::any_of(averages_.begin(), averages_.end(), same)) return;
   if (name == kUpdatesKey)
     throw UsageError(
@@ -67,11 +67,11 @@ void Ema::update() {
   const double decay = options_.decay_schedule ? options_.decay_schedule(updates_) : options_.decay;
   require_decay(decay);
   const at::NoGradGuard no_grad;
-  for (AveragedTensor& one : averages_) {
-    if (can_use_kernel(one.weight) && one.weight.strides() == one.value.strides())
-      update_ema_cpu(one.value, one.weight, decay);
+  for (AveragedTensor& average : averages_) {
+    if (can_use_kernel(average.weight) && average.weight.strides() == average.value.strides())
+      update_ema_cpu(average.value, average.weight, decay);
     else
-      one.value.mul_(decay).add_(one.weight, 1 - decay);
+      average.value.mul_(decay).add_(average.weight, 1 - decay);
   }
   ++updates_;
 }
@@ -79,9 +79,9 @@ void Ema::update() {
 // set_data() instead of a copy: the ranks of the host may share the memory of the weights.
 Ema::SwapGuard::SwapGuard(Ema& ema) : ema_(ema) {
   std::vector<at::Tensor> averages;  // allocate all of them before the first is swapped in
-  for (const AveragedTensor& one : ema_.averages_) {
-    weights_.push_back(one.weight.variable_data());
-    averages.push_back(one.value.to(one.weight.scalar_type()));
+  for (const AveragedTensor& average : ema_.averages_) {
+    weights_.push_back(average.weight.variable_data());
+    averages.push_back(average.value.to(average.weight.scalar_type()));
   }
   for (std::size_t i = 0; i < averages.size(); ++i) ema_.averages_[i].weight.set_data(averages[i]);
   ema_.swapped_ = true;
@@ -99,27 +99,27 @@ Ema::SwapGuard Ema::swap() {
 
 checkpoint::StateDict Ema::state_dict() const {
   checkpoint::StateDict state = {{kUpdatesKey, updates_}};
-  for (const AveragedTensor& one : averages_) state[one.name] = one.value;
+  for (const AveragedTensor& average : averages_) state[average.name] = average.value;
   return state;
 }
 
 void Ema::load_state_dict(const checkpoint::StateDict& state) {
   const auto updates = checkpoint::value_of<std::int64_t>(state, kUpdatesKey);
   base::check_option(updates >= 0, "Ema", kUpdatesKey, static_cast<double>(updates), "0 or more");
-  for (const AveragedTensor& one : averages_) {
-    if (!state.contains(one.name)) throw UsageError("Ema: load_state_dict(): \"" + one.name + "\" is missing");
-    if (checkpoint::value_of<at::Tensor>(state, one.name).sizes() != one.value.sizes())
-      throw UsageError("Ema: load_state_dict(): \"" + one.name + "\" has another shape than its parameter");
+  for (const AveragedTensor& average : averages_) {
+    if (!state.contains(average.name)) throw UsageError("Ema: load_state_dict(): \"" + average.name + "\" is missing");
+    if (checkpoint::value_of<at::Tensor>(state, average.name).sizes() != average.value.sizes())
+      throw UsageError("Ema: load_state_dict(): \"" + average.name + "\" has another shape than its parameter");
   }
   if (state.size() > averages_.size() + 1) {
     checkpoint::StateDict unexpected = state;
     unexpected.erase(kUpdatesKey);
-    for (const AveragedTensor& one : averages_) unexpected.erase(one.name);
+    for (const AveragedTensor& average : averages_) unexpected.erase(average.name);
     throw UsageError("Ema: load_state_dict(): \"" + unexpected.begin()->first + "\" does not belong to a parameter; " +
                      std::to_string(unexpected.size()) + " names are unexpected");
   }
   const at::NoGradGuard no_grad;
-  for (AveragedTensor& one : averages_) one.value.copy_(checkpoint::value_of<at::Tensor>(state, one.name));
+  for (AveragedTensor& average : averages_) average.value.copy_(checkpoint::value_of<at::Tensor>(state, average.name));
   updates_ = updates;
 }
 

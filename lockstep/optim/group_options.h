@@ -1,11 +1,13 @@
-// Parameter group options for optimizers that torch does not have.
+// Optimizers that torch does not have: options of their parameter groups, saving and loading.
 #pragma once
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
-#include <string>
+#include <memory>
+#include <type_traits>
+#include <vector>
 
 namespace lockstep::optim {
 
@@ -40,5 +42,20 @@ template <typename Values>
 void copy_options(const Values& from, GroupOptions<Values>& to) {
   to.values = from;
 }
+
+/// An optimizer with GroupOptions<Values>, and with the state of an optimizer of torch that has the same tensors.
+template <typename Values, typename State>
+class CustomOptimizer : public torch::optim::Optimizer {
+ public:
+  CustomOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, const GroupOptions<Values>& defaults)
+      : Optimizer(groups, std::make_unique<GroupOptions<Values>>(defaults)) {}
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    torch::optim::serialize<State, GroupOptions<Values>>(archive, *this);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::optim::serialize<State, GroupOptions<Values>>(archive, *this);
+  }
+};
 
 }  // namespace lockstep::optim

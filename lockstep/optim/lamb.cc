@@ -1,7 +1,5 @@
 #include "lockstep/optim/lamb.h"
 
-#include <torch/optim/adam.h>
-
 #include <cmath>
 
 #include "lockstep/optim/fused/fused_update.h"
@@ -11,27 +9,17 @@ namespace lockstep::optim {
 namespace {
 
 using LambGroupOptions = GroupOptions<LAMBOptions>;
-using LambState = torch::optim::AdamParamState;  // it has the same two moments
+using LambState = torch::optim::AdamParamState;
 
-std::unique_ptr<LambGroupOptions> validated_options(const LAMBOptions& options) {
-  base::check_option(options.lr >= 0, "LAMB", "lr", options.lr, "0 or more");
-  for (const double beta : options.betas)
-    base::check_option(beta >= 0 && beta < 1, "LAMB", "one of betas", beta, "0 or more and less than 1");
-  base::check_option(options.eps >= 0, "LAMB", "eps", options.eps, "0 or more");
-  base::check_option(options.weight_decay >= 0, "LAMB", "weight_decay", options.weight_decay, "0 or more");
-  return std::make_unique<LambGroupOptions>(options);
-}
-
-std::vector<ParamGroupOptions> param_group_options(const std::vector<LAMB::Group>& groups) {
-  std::vector<ParamGroupOptions> all;
-  for (const LAMB::Group& group : groups) all.emplace_back(group.parameters, validated_options(group.options));
-  return all;
+LambGroupOptions checked_lamb_options(const LAMBOptions& options) {
+  check_not_negative("LAMB", {{"lr", options.lr}, {"eps", options.eps}, {"weight_decay", options.weight_decay}});
+  check_betas("LAMB", options.betas);
+  return LambGroupOptions(options);
 }
 
 class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOptions, LambState, kernels::LambScalars> {
  public:
-  LambUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, kernels::kernels().lamb, {"exp_avg", "exp_avg_sq"}) {}
+  using TorchUpdateRule::TorchUpdateRule;
 
   bool needs_norms() const override { return true; }
   kernels::SquaredNorms measure_norms(std::size_t index, const kernels::KernelArgs& args) const override {
@@ -61,34 +49,17 @@ class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOpt
             .adapt = values.adapt,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const kernels::LambScalars&) const { return true; }
-  std::int64_t step_count(const LambState& state) const { return state.step(); }
-  std::vector<at::Tensor> state_tensors(const LambState& state) const { return {state.exp_avg(), state.exp_avg_sq()}; }
-  void write_state(LambState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const {
-    state.step(steps);
-    state.exp_avg(states[0]);
-    state.exp_avg_sq(states[1]);
-  }
+  static auto state_tensors(LambState& state) { return std::array{&state.exp_avg(), &state.exp_avg_sq()}; }
 };
 
 }  // namespace
 
 LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
-    : torch::optim::Optimizer(make_param_groups(*gradients, param_group_options(groups)), validated_options(options)) {
-  auto rule = std::make_unique<LambUpdateRule>(*this, *gradients);
-  initialize(std::move(gradients), std::move(rule), fused);
-}
-
-torch::Tensor LAMB::step(LossClosure closure) { return fused_update().step(closure); }
-
-void LAMB::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<LambState, LambGroupOptions>(archive, *this);
-}
-
-void LAMB::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<LambState, LambGroupOptions>(archive, *this);
-  import_loaded_state();
+    : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lamb_options), checked_lamb_options(options)) {
+  const std::vector<std::string> state_names = {"exp_avg", "exp_avg_sq"};
+  initialize(gradients, std::make_unique<LambUpdateRule>(*this, *gradients, kernels::kernels().lamb, state_names),
+             fused);
 }
 
 }  // namespace lockstep::optim

@@ -1,7 +1,7 @@
 // LAMB, fused with the reduction of gradients.
 #pragma once
 
-#include <torch/optim/optimizer.h>
+#include <torch/optim/adam.h>
 
 #include <array>
 #include <memory>
@@ -40,25 +40,10 @@ void visit_options(Values& values, Visit visit)
 /// where |w| / |r| is 1 if either norm is 0. Norms are of whole parameters, which costs a second pass over parameters
 /// and moments. Does not support update_in_backward(). Its groups' options are GroupOptions<LAMBOptions>, whose
 /// `values` may be changed.
-class LAMB final : public torch::optim::Optimizer, public FusedOptimizer {
+class LAMB final : public FusedOptimizerOf<CustomOptimizer<LAMBOptions, torch::optim::AdamParamState>, LAMBOptions> {
  public:
-  /// A parameter group with its own options.
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    LAMBOptions options;
-  };
-  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
-  /// after which the contents of parameters are unspecified.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
-  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
-  /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace lockstep::optim

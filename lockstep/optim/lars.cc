@@ -1,7 +1,5 @@
 #include "lockstep/optim/lars.h"
 
-#include <torch/optim/sgd.h>
-
 #include <cmath>
 
 #include "lockstep/optim/fused/fused_update.h"
@@ -11,30 +9,23 @@ namespace lockstep::optim {
 namespace {
 
 using LarsGroupOptions = GroupOptions<LARSOptions>;
-using LarsState = torch::optim::SGDParamState;  // it has the same momentum buffer
+using LarsState = torch::optim::SGDParamState;
 
-std::unique_ptr<LarsGroupOptions> validated_options(const LARSOptions& options) {
-  base::check_option(options.lr >= 0, "LARS", "lr", options.lr, "0 or more");
-  base::check_option(options.momentum >= 0, "LARS", "momentum", options.momentum, "0 or more");
-  base::check_option(options.weight_decay >= 0, "LARS", "weight_decay", options.weight_decay, "0 or more");
+LarsGroupOptions checked_lars_options(const LARSOptions& options) {
+  check_not_negative("LARS", {{"lr", options.lr},
+                              {"momentum", options.momentum},
+                              {"weight_decay", options.weight_decay},
+                              {"eps", options.eps}});
   base::check_option(options.trust_coefficient > 0, "LARS", "trust_coefficient", options.trust_coefficient,
                      "more than 0");
-  base::check_option(options.eps >= 0, "LARS", "eps", options.eps, "0 or more");
   base::check_option(!options.nesterov || options.momentum > 0, "LARS", "momentum", options.momentum,
                      "more than 0 with nesterov");
-  return std::make_unique<LarsGroupOptions>(options);
-}
-
-std::vector<ParamGroupOptions> param_group_options(const std::vector<LARS::Group>& groups) {
-  std::vector<ParamGroupOptions> all;
-  for (const LARS::Group& group : groups) all.emplace_back(group.parameters, validated_options(group.options));
-  return all;
+  return LarsGroupOptions(options);
 }
 
 class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOptions, LarsState, kernels::LarsScalars> {
  public:
-  LarsUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchUpdateRule(optimizer, source, kernels::kernels().lars, {"momentum_buffer"}) {}
+  using TorchUpdateRule::TorchUpdateRule;
 
   bool needs_norms() const override { return true; }
   kernels::SquaredNorms measure_norms(std::size_t index, const kernels::KernelArgs& args) const override {
@@ -64,32 +55,17 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOpt
             .first = steps == 0,
             .trust_ratio = 1};
   }
-  bool can_skip_update(const kernels::LarsScalars&) const { return true; }
-  std::int64_t step_count(const LarsState& state) const { return state.momentum_buffer().defined() ? 1 : 0; }
-  std::vector<at::Tensor> state_tensors(const LarsState& state) const { return {state.momentum_buffer()}; }
-  void write_state(LarsState& state, std::int64_t, const std::vector<at::Tensor>& states) const {
-    state.momentum_buffer(states[0]);
-  }
+  static auto state_tensors(LarsState& state) { return std::array{&state.momentum_buffer()}; }
 };
 
 }  // namespace
 
 LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
-    : torch::optim::Optimizer(make_param_groups(*gradients, param_group_options(groups)), validated_options(options)) {
-  auto rule = std::make_unique<LarsUpdateRule>(*this, *gradients);
-  initialize(std::move(gradients), std::move(rule), fused);
-}
-
-torch::Tensor LARS::step(LossClosure closure) { return fused_update().step(closure); }
-
-void LARS::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<LarsState, LarsGroupOptions>(archive, *this);
-}
-
-void LARS::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<LarsState, LarsGroupOptions>(archive, *this);
-  import_loaded_state();
+    : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lars_options), checked_lars_options(options)) {
+  const std::vector<std::string> state_names = {"momentum_buffer"};
+  initialize(gradients, std::make_unique<LarsUpdateRule>(*this, *gradients, kernels::kernels().lars, state_names),
+             fused);
 }
 
 }  // namespace lockstep::optim

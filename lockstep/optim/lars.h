@@ -1,7 +1,7 @@
 // LARS, fused with the reduction of gradients.
 #pragma once
 
-#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
 
 #include <memory>
 #include <vector>
@@ -41,25 +41,10 @@ void visit_options(Values& values, Visit visit)
 /// paper applies it before, which is equivalent while the rate is constant. Norms are of whole parameters and averaged
 /// gradients, which costs a second pass over both. Does not support update_in_backward(). Its groups' options are
 /// GroupOptions<LARSOptions>, whose `values` may be changed.
-class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
+class LARS final : public FusedOptimizerOf<CustomOptimizer<LARSOptions, torch::optim::SGDParamState>, LARSOptions> {
  public:
-  /// A parameter group with its own options.
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    LARSOptions options;
-  };
-  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options = {},
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
-  /// after which the contents of parameters are unspecified.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
-  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
-  /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace lockstep::optim

@@ -9,24 +9,14 @@
 namespace lockstep::optim {
 namespace {
 
-torch::optim::SGDOptions to_torch_options(const SGDOptions& options) {
-  base::check_option(options.lr >= 0, "SGD", "lr", options.lr, "0 or more");
-  base::check_option(options.momentum >= 0, "SGD", "momentum", options.momentum, "0 or more");
-  base::check_option(options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "0 or more");
+torch::optim::SGDOptions checked_sgd_options(const SGDOptions& options) {
+  check_not_negative("SGD",
+                     {{"lr", options.lr}, {"momentum", options.momentum}, {"weight_decay", options.weight_decay}});
   base::check_option(!options.nesterov || options.momentum > 0, "SGD", "momentum", options.momentum,
                      "more than 0 with nesterov");
   base::check_option(!options.nesterov || options.dampening == 0, "SGD", "dampening", options.dampening,
                      "0 with nesterov");
-  torch::optim::SGDOptions converted(options.lr);
-  copy_options(options, converted);
-  return converted;
-}
-
-std::vector<ParamGroupOptions> param_group_options(const std::vector<SGD::Group>& groups) {
-  std::vector<ParamGroupOptions> all;
-  for (const SGD::Group& group : groups)
-    all.emplace_back(group.parameters, std::make_unique<torch::optim::SGDOptions>(to_torch_options(group.options)));
-  return all;
+  return to_torch_options<torch::optim::SGDOptions>(options);
 }
 
 class SgdUpdateRule final : public TorchUpdateRule<SgdUpdateRule, torch::optim::SGDOptions, torch::optim::SGDParamState,
@@ -52,15 +42,7 @@ class SgdUpdateRule final : public TorchUpdateRule<SgdUpdateRule, torch::optim::
     // If a first update with dampening were skipped, the next one would no longer be treated as the first.
     return !scalars.first || scalars.dampening == 0;
   }
-  std::int64_t step_count(const torch::optim::SGDParamState& state) const {
-    return state.momentum_buffer().defined() ? 1 : 0;
-  }
-  std::vector<at::Tensor> state_tensors(const torch::optim::SGDParamState& state) const {
-    return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};
-  }
-  void write_state(torch::optim::SGDParamState& state, std::int64_t, const std::vector<at::Tensor>& states) const {
-    if (!states.empty()) state.momentum_buffer(states[0]);
-  }
+  static auto state_tensors(torch::optim::SGDParamState& state) { return std::array{&state.momentum_buffer()}; }
 };
 
 std::vector<std::string> state_names(const SGDOptions& options, const std::vector<SGD::Group>& groups) {
@@ -74,16 +56,10 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
-    : torch::optim::SGD(make_param_groups(*gradients, param_group_options(groups)), to_torch_options(options)) {
-  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, kernels::kernels().sgd, state_names(options, groups));
-  initialize(std::move(gradients), std::move(rule), fused);
-}
-
-torch::Tensor SGD::step(LossClosure closure) { return fused_update().step(closure); }
-
-void SGD::load(torch::serialize::InputArchive& archive) {
-  torch::optim::SGD::load(archive);
-  import_loaded_state();
+    : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_sgd_options), checked_sgd_options(options)) {
+  initialize(gradients,
+             std::make_unique<SgdUpdateRule>(*this, *gradients, kernels::kernels().sgd, state_names(options, groups)),
+             fused);
 }
 
 }  // namespace lockstep::optim

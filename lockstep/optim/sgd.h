@@ -39,24 +39,10 @@ inline void copy_options(const SGDOptions& from, torch::optim::SGDOptions& to) {
 /// Behaves like torch::optim::SGD, with the differences that FusedOptimizer documents. Options of its parameter groups
 /// may be changed, and torch's learning rate schedulers work with it. Momentum can be enabled later only if at least
 /// one group has momentum at construction.
-class SGD final : public torch::optim::SGD, public FusedOptimizer {
+class SGD final : public FusedOptimizerOf<torch::optim::SGD, SGDOptions> {
  public:
-  /// A parameter group with its own options.
-  struct Group {
-    std::vector<at::Tensor> parameters;
-    SGDOptions options;
-  };
-  /// Optimizes all parameters of a DistributedDataParallel; those that no group lists use `options`. A collective:
-  /// blocks until all ranks have called it. Throws UsageError for invalid options, groups or parameters, and CommError.
   explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {},
                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
-
-  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
-  /// after which the contents of parameters are unspecified.
-  torch::Tensor step(LossClosure closure = nullptr) override;
-  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
-  /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override;
 };
 
 }  // namespace lockstep::optim

@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
-#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/interface/captured_step.h"

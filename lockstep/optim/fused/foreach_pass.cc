@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/kernels/foreach_update.h"
 
 namespace lockstep::optim::inline fused {
@@ -44,15 +43,6 @@ ForeachPass::Numbers::Numbers(const std::vector<ddp::GradientSource::Parameter>&
   }
 }
 
-/// The gradient in the parameter's strides and dtype.
-at::Tensor ForeachPass::gradient_like(std::size_t index) const {
-  const auto& [name, tensor] = storage_.parameters()[index];
-  const at::Tensor& gradient = tensor.grad();
-  if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(name);
-  if (gradient.strides() == tensor.strides() && gradient.scalar_type() == tensor.scalar_type()) return gradient;
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
-}
-
 at::Tensor ForeachPass::shard_view(std::size_t index, const at::Tensor& whole) const {
   if (!sharded_) return whole;
   const ElementRange range = storage_.shard_of(index);
@@ -83,14 +73,14 @@ void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::
   std::vector<at::Tensor> stored;  // low-precision parameters, whose update is computed in float
   const bool widen = batch.dtype == at::kBFloat16 || batch.dtype == at::kHalf;
   list.states.resize(rule_.state_names().size());
-  for (const std::size_t one : batch.indices) {
-    at::Tensor parameter = shard_view(one, storage_.parameters()[one].tensor.detach()),
-               gradient = shard_view(one, gradient_like(one));
+  for (const std::size_t member : batch.indices) {
+    at::Tensor parameter = shard_view(member, storage_.parameters()[member].tensor.detach()),
+               gradient = shard_view(member, storage_.dense_gradient(member));
     if (widen) stored.push_back(parameter);
     list.parameters.push_back(widen ? parameter.to(at::kFloat) : std::move(parameter));
     list.gradients.push_back(widen ? gradient.to(at::kFloat) : std::move(gradient));
-    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(one)[i]);
-    list.steps.push_back(steps_.of_parameter[one]);
+    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(member)[i]);
+    list.steps.push_back(steps_.of_parameter[member]);
   }
   if (found_inf.defined()) list.found_inf = found_inf.to(list.parameters.front().device());
   if (lr_on_device) list.lr = lr_numbers().of_parameter[index];

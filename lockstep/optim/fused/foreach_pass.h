@@ -50,7 +50,6 @@ class ForeachPass {
   };
   void update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf, bool lr_on_device);
   Numbers& lr_numbers();
-  at::Tensor gradient_like(std::size_t index) const;
   at::Tensor shard_view(std::size_t index, const at::Tensor& whole) const;
 
   const ParameterStorage& storage_;

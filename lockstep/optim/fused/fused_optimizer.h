@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "lockstep/amp/unscaling.h"
 #include "lockstep/checkpoint/stateful.h"
@@ -15,7 +16,13 @@ class GradientSource;
 
 namespace torch::optim {
 class Optimizer;
-}
+class OptimizerParamGroup;
+}  // namespace torch::optim
+
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
 
 namespace lockstep::optim {
 at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);
@@ -117,7 +124,10 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   template <typename Rule>
   void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
                   const FusedOptions& options);
-  FusedUpdate& fused_update() { return *update_; }
+  /// Calls `closure`, if there is one, with gradients enabled, and makes the update. Returns what the closure returned.
+  at::Tensor step_fused(const std::function<at::Tensor()>& closure);
+  /// Copies the state that torch has read from an archive into the memory of the update. Throws UsageError for state of
+  /// another shape.
   void import_loaded_state();
   /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
   void sync_step_counts() const;
@@ -135,6 +145,38 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
 
   std::unique_ptr<UpdateRule> rule_;
   std::shared_ptr<FusedUpdate> update_;  // not destroyed by a child made by fork()
+};
+
+/// A fused optimizer with the interface of `TorchOptimizer`. It optimizes all parameters of the DistributedDataParallel
+/// that its constructor gets; those that none of its `groups` lists use its `options`. The constructor throws
+/// UsageError for invalid options, groups or parameters, and CommError.
+template <typename TorchOptimizer, typename Options>
+class FusedOptimizerOf : public TorchOptimizer, public FusedOptimizer {
+ public:
+  /// A parameter group with its own options.
+  struct Group {
+    std::vector<at::Tensor> parameters;
+    Options options;
+  };
+
+  /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
+  /// after which the contents of parameters are unspecified.
+  at::Tensor step(std::function<at::Tensor()> closure = nullptr) override { return step_fused(closure); }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    sync_step_counts();
+    TorchOptimizer::save(archive);
+  }
+  /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
+  /// FusedOptions.shard_state use load_state_dict() instead.
+  void load(torch::serialize::InputArchive& archive) override {
+    TorchOptimizer::load(archive);
+    import_loaded_state();
+  }
+
+ protected:
+  template <typename TorchOptions>
+  FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, const TorchOptions& defaults)
+      : TorchOptimizer(groups, defaults) {}
 };
 
 }  // namespace lockstep::optim::inline fused

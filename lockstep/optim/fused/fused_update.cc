@@ -2,7 +2,6 @@
 #include "lockstep/optim/fused/fused_update.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -13,8 +12,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/interface/captured_step.h"
-#include "lockstep/comm/reducers/sparse_average.h"
-#include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/kernels/clip_grad.h"
 
 namespace lockstep::optim::inline fused {
@@ -22,8 +19,6 @@ namespace {
 
 using base::UsageError;
 using comm::CapturedStep;
-
-constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 
 /// Null if state is not sharded, or if there is only one owner.
 std::unique_ptr<StateSharding> make_shards(ddp::GradientSource& source, const FusedOptions& options) {
@@ -84,8 +79,6 @@ at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
   end_step();
   return loss;
 }
-
-void FusedUpdate::skip_step() { end_step(); }
 
 bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
   if (!foreach_pass_ || updates_in_backward_) return false;  // with foreach, nothing is shared
@@ -236,7 +229,7 @@ at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   // Local gradients cannot have changed since unscale(): step() would throw.
   const double norm =
       unscaling_ ? std::sqrt(unscaling_->squared_norm) * unscaling_->inverse : std::sqrt(sum_squared_gradients());
-  const double coefficient = max_norm / (norm + kClipEpsilon);
+  const double coefficient = max_norm / (norm + kernels::kClipEpsilon);
   clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->num_backwards(), .requested = true};
   return at::scalar_tensor(norm, at::kDouble);
 }
@@ -295,14 +288,10 @@ void FusedUpdate::run_local_pass() {
   const auto& parameters = storage_.parameters();
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     const at::Tensor& tensor = parameters[index].tensor;
-    const at::Tensor& gradient = tensor.grad();
-    if (!gradient.defined() || tensor.numel() == 0) continue;  // run_pass() has nothing for parameters without elements
-    if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(parameters[index].name);
-    at::Tensor gradient_copy;
-    if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
-      gradient_copy =
-          at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
-    const void* data = gradient_copy.defined() ? gradient_copy.const_data_ptr() : gradient.const_data_ptr();
+    // run_pass() has nothing for parameters without elements.
+    if (!tensor.grad().defined() || tensor.numel() == 0) continue;
+    const at::Tensor gradient = storage_.dense_gradient(index);
+    const void* data = gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
     consume({.gradient_index = index, .count = count, .gradients = &data, .num_gradients = 1});
     finish_gradient(index);
@@ -386,9 +375,9 @@ void FusedUpdate::import_loaded_state() {
   for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
     loaded.push_back(rule_.states(index));
     for (std::size_t i = 0; i < loaded[index].size(); ++i) {
-      at::Tensor& one = loaded[index][i];
-      if (one.defined() && one.is_same(storage_.states(index)[i])) one.reset();
-      if (one.defined() && one.sizes() != storage_.parameters()[index].tensor.sizes())
+      at::Tensor& state = loaded[index][i];
+      if (state.defined() && state.is_same(storage_.states(index)[i])) state.reset();
+      if (state.defined() && state.sizes() != storage_.parameters()[index].tensor.sizes())
         misshapen = rule_.state_names()[i] + " of " + storage_.parameters()[index].name;
     }
     if (rule_.steps(index) > 0) rule_.set_states(index, rule_.steps(index), storage_.states(index));
@@ -436,11 +425,11 @@ void FusedUpdate::load_state_dict(const checkpoint::StateDict& state) {
   };
   std::vector<Loaded> loaded;  // checked completely before anything changes
   for (const auto& [name, tensor] : storage_.parameters()) {
-    Loaded& one = loaded.emplace_back();
+    auto& [steps, states] = loaded.emplace_back();
     if (!left.contains(name + ".step")) continue;
-    one.steps = take_tensor(name + ".step", {}).item<std::int64_t>();
+    steps = take_tensor(name + ".step", {}).item<std::int64_t>();
     for (const std::string& kind : rule_.state_names())
-      one.states.push_back(take_tensor(name + "." + kind, tensor.sizes()));
+      states.push_back(take_tensor(name + "." + kind, tensor.sizes()));
   }
   if (!left.empty())
     throw UsageError("load_state_dict: \"" + left.begin()->first + "\" does not belong to a parameter; " +

@@ -26,9 +26,9 @@ class CapturedStep;
 
 namespace lockstep::optim::inline fused {
 
-/// The implementation of FusedOptimizer (fused_optimizer.h). Where ranks can access each other's memory, they share one
-/// copy of parameters and state, and each chunk is updated by the rank that claims it first. Elsewhere each rank
-/// updates its own copy from gradients that backward() has averaged.
+/// The implementation of FusedOptimizer (fused_optimizer.h), whose functions have the same contracts. Where ranks can
+/// access each other's memory, they share one copy of parameters and state, and each chunk is updated by the rank that
+/// claims it first. Elsewhere each rank updates its own copy from gradients that backward() has averaged.
 class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
                     private comm::ChunkSink,
                     private ddp::BackwardUpdater {
@@ -36,7 +36,6 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   ~FusedUpdate() override;
 
   bool shares_parameters() const { return storage_.is_shared(); }
-  /// Calls `closure`, if there is one, with gradients enabled, and makes the update. Returns what the closure returned.
   at::Tensor step(const std::function<at::Tensor()>& closure);
   void average_gradients();
   at::Tensor clip_grad_norm(double max_norm);
@@ -45,11 +44,8 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   void update_in_backward(bool on);
   amp::UnscaleResult unscale(const at::Tensor& inverse_scale);
   bool step_unless_found_inf(const at::Tensor& found_inf);
-  void skip_step();
+  void end_step();
   void sync_step_counts();
-
-  /// Copies the state that torch's Optimizer::load() has read into this object's memory. Throws UsageError for state of
-  /// another shape.
   void import_loaded_state();
   checkpoint::StateDict state_dict();
   void load_state_dict(const checkpoint::StateDict& state);
@@ -91,7 +87,6 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   double sum_squared_gradients();
   double gradient_scale() const;
   void check_not_scaled_twice();
-  void end_step();
   void step_captured(comm::CapturedStep& step);
   void write_lr(std::uint64_t constants);
   void require_clippable(const std::string& call) const;

@@ -18,6 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/fork_copies.h"
+#include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
@@ -89,11 +90,11 @@ ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, 
 ParameterStorage::~ParameterStorage() {
   if (!is_shared()) return;
   try {
-    for (StorageSlot& one : storages_) {
-      if (one.storage.data() != static_cast<const char*>(view_->data()) + one.offset) continue;  // no longer here
-      at::DataPtr copy = c10::GetCPUAllocator()->allocate(one.storage.nbytes());
-      std::memcpy(copy.get(), one.storage.data(), one.storage.nbytes());
-      one.storage.set_data_ptr_noswap(std::move(copy));
+    for (StorageSlot& slot : storages_) {
+      if (slot.storage.data() != static_cast<const char*>(view_->data()) + slot.offset) continue;  // no longer here
+      at::DataPtr copy = c10::GetCPUAllocator()->allocate(slot.storage.nbytes());
+      std::memcpy(copy.get(), slot.storage.data(), slot.storage.nbytes());
+      slot.storage.set_data_ptr_noswap(std::move(copy));
     }
   } catch (const std::exception&) {
     // Out of memory: the parameters stay in shared memory, which is correct as long as no rank writes them.
@@ -134,8 +135,8 @@ void ParameterStorage::find_aliases() {
 std::size_t ParameterStorage::assign_offsets() {
   std::size_t end = 0;
   for (const Parameter& parameter : parameters_) {
-    const auto same = [&](const StorageSlot& one) {
-      return one.storage.unsafeGetStorageImpl() == impl_of(parameter.tensor);
+    const auto same = [&](const StorageSlot& slot) {
+      return slot.storage.unsafeGetStorageImpl() == impl_of(parameter.tensor);
     };
     if (std::any_of(storages_.begin(), storages_.end(), same)) continue;
     storages_.push_back({parameter.tensor.storage(), end});
@@ -147,12 +148,12 @@ std::size_t ParameterStorage::assign_offsets() {
 void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
   allocation_ = source_->allocate_shared(bytes);
   if (allocation_.is_first)
-    for (const StorageSlot& one : storages_)
-      std::memcpy(shared_memory() + one.offset, one.storage.data(), one.storage.nbytes());
+    for (const StorageSlot& slot : storages_)
+      std::memcpy(shared_memory() + slot.offset, slot.storage.data(), slot.storage.nbytes());
   source_->host_group().barrier({.name = "parameters of an optimizer"});
   const auto owner = std::make_shared<View>(allocation_, used_bytes_);
   view_ = std::shared_ptr<base::PrivateView>(owner, &owner->view);
-  for (StorageSlot& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(view_, one.offset));
+  for (StorageSlot& slot : storages_) slot.storage.set_data_ptr_noswap(pointer_into(view_, slot.offset));
   comm::arena::trim_arena();  // gradients may not fit into the holes that the parameters leave
   std::vector<at::Tensor> memory;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -210,6 +211,14 @@ void ParameterStorage::allocate_sums(std::size_t num_partial_sums) {
     local_sums_.resize(num_partial_sums * sum_offsets_.back());
     sums_ = local_sums_.data();
   }
+}
+
+at::Tensor ParameterStorage::dense_gradient(std::size_t index) const {
+  const auto& [name, tensor] = parameters_[index];
+  const at::Tensor& gradient = tensor.grad();
+  if (gradient.layout() != at::kStrided) comm::reducers::throw_sparse_gradient(name);
+  if (gradient.strides() == tensor.strides() && gradient.scalar_type() == tensor.scalar_type()) return gradient;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
 }
 
 void ParameterStorage::require_same_layout() const {

@@ -67,6 +67,9 @@ class ParameterStorage {
     return view_ ? shared_memory() + (data - view_->data()) : data;
   }
 
+  /// The gradient of a parameter, in its strides and dtype. Throws UsageError if it is sparse.
+  at::Tensor dense_gradient(std::size_t index) const;
+
   /// Throws UsageError if a parameter's dtype or strides have changed; if parameters are shared, also if its address
   /// has changed.
   void require_same_layout() const;

@@ -76,10 +76,11 @@ void StateSharding::for_each_segment(const ParameterStorage& storage, std::size_
   }
 }
 
-void StateSharding::check_fingerprints(std::uint64_t options_hash) const {
+/// Compares the hashes at the beginning of each row of `gathered`.
+void StateSharding::check_fingerprints(std::uint64_t options_hash, const at::Tensor& gathered) const {
   for (int owner = 0; owner < owners_.count; ++owner) {
     std::uint64_t other = 0;
-    std::memcpy(&other, output_[owner].const_data_ptr(), kHeaderBytes);
+    std::memcpy(&other, gathered[owner].const_data_ptr(), kHeaderBytes);
     if (other != options_hash) fail_on_mismatch(owner);
   }
 }
@@ -90,11 +91,7 @@ void StateSharding::gather_and_check_fingerprints(std::uint64_t options_hash) co
   at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({owners_.count}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &options_hash, kHeaderBytes);
   owners_.group->all_gather(all, mine, {.name = kOperationName});
-  for (int owner = 0; owner < owners_.count; ++owner) {
-    std::uint64_t other = 0;
-    std::memcpy(&other, all.const_data_ptr<std::int64_t>() + owner, kHeaderBytes);
-    if (other != options_hash) fail_on_mismatch(owner);
-  }
+  check_fingerprints(options_hash, all);
 }
 
 void StateSharding::copy(void* to, const void* from, std::size_t bytes) const {
@@ -134,7 +131,7 @@ void StateSharding::all_gather_rounds(std::uint64_t options_hash, const Paramete
                        copy(mine + kHeaderBytes + place, data, bytes);
                      });
     group.all_gather(output_, input_, {.name = kOperationName});
-    if (round == 0 && device_.is_cpu()) check_fingerprints(options_hash);
+    if (round == 0 && device_.is_cpu()) check_fingerprints(options_hash, output_);
     for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
       if (owner == self) continue;
       const char* theirs =

@@ -41,7 +41,7 @@ class StateSharding {
 
  private:
   void all_gather_rounds(std::uint64_t options_hash, const ParameterStorage& storage);
-  void check_fingerprints(std::uint64_t options_hash) const;
+  void check_fingerprints(std::uint64_t options_hash, const at::Tensor& gathered) const;
   void gather_and_check_fingerprints(std::uint64_t options_hash) const;
   void copy(void* to, const void* from, std::size_t bytes) const;
   [[noreturn]] void fail_on_mismatch(int owner) const;

@@ -1,4 +1,4 @@
-// Construction of torch's parameter groups.
+// Construction of torch's parameter groups and checks of their options.
 #include "lockstep/optim/fused/torch_update_rule.h"
 
 #include <set>
@@ -28,6 +28,15 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
   if (!rest.empty()) groups.emplace_back(std::move(rest));
   groups.insert(groups.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
   return groups;
+}
+
+void check_not_negative(const std::string& optimizer, const std::vector<std::pair<std::string, double>>& options) {
+  for (const auto& [name, value] : options) base::check_option(value >= 0, optimizer, name, value, "0 or more");
+}
+
+void check_betas(const std::string& optimizer, const std::array<double, 2>& betas) {
+  for (const double beta : betas)
+    base::check_option(beta >= 0 && beta < 1, optimizer, "one of betas", beta, "0 or more and less than 1");
 }
 
 }  // namespace lockstep::optim::inline fused

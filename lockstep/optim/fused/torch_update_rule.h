@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -12,7 +13,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/gradient_source.h"
-#include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/optim/fused/update_rule.h"
 
 namespace lockstep::optim::inline fused {
@@ -25,6 +25,29 @@ using ParamGroupOptions = std::pair<std::vector<at::Tensor>, std::unique_ptr<tor
 /// not belong to `source` or is listed in two groups.
 std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
                                                                  std::vector<ParamGroupOptions> param_group_options);
+/// The same for FusedOptimizerOf::Group. `checked` returns torch's form of the options of a group.
+template <typename Group, typename Checked>
+std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
+                                                                 const std::vector<Group>& groups,
+                                                                 const Checked& checked) {
+  std::vector<ParamGroupOptions> all;
+  for (const Group& group : groups) {
+    auto options = checked(group.options);
+    all.emplace_back(group.parameters, std::make_unique<decltype(options)>(std::move(options)));
+  }
+  return make_param_groups(source, std::move(all));
+}
+
+/// Throws UsageError for the first option of the list of names and values that is below 0.
+void check_not_negative(const std::string& optimizer, const std::vector<std::pair<std::string, double>>& options);
+void check_betas(const std::string& optimizer, const std::array<double, 2>& betas);
+
+template <typename TorchOptions, typename Options>
+TorchOptions to_torch_options(const Options& options) {
+  TorchOptions converted(options.lr);
+  copy_options(options, converted);
+  return converted;
+}
 
 /// `Scalars` holds the arguments of a kernel for one parameter; `Options` and `State` are torch's. `Derived` is the
 /// class that derives from this one. It has the following functions, which are not virtual, because a pass calls them
@@ -34,11 +57,9 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
 /// must be equal on all ranks to `numbers`: the learning rate first, and `steps` last. Throws UsageError if the options
 /// need state that the optimizer was made without:
 ///     Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const;
-/// Read and write torch's state of one parameter:
-///     std::int64_t step_count(const State& state) const;
-///     std::vector<at::Tensor> state_tensors(const State& state) const;
-///     void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const;
-/// UpdateRule::can_skip() for one parameter:
+/// Returns the tensors of torch's state of one parameter, in the order of state_names(), which may name fewer:
+///     static std::array<at::Tensor*, N> state_tensors(State& state);
+/// UpdateRule::can_skip() for one parameter, unless it is always true:
 ///     bool can_skip_update(const Scalars& scalars) const;
 template <typename Derived, typename Options, typename State, typename Scalars>
 class TorchUpdateRule : public UpdateRule {
@@ -92,24 +113,26 @@ class TorchUpdateRule : public UpdateRule {
   std::uint64_t hash_of_constants() const override { return fingerprint(constants_); }
   bool can_skip() const override {
     return std::all_of(scalars_.begin(), scalars_.end(),
-                       [this](const Scalars& one) { return derived().can_skip_update(one); });
+                       [this](const Scalars& scalars) { return derived().can_skip_update(scalars); });
   }
   void on_updated(std::size_t index, const std::vector<at::Tensor>& states) override {
     if (state_names_.empty()) return;  // there is no state
     if (State* state = find_state(index))
-      derived().write_state(*state, derived().step_count(*state) + 1, states);
+      write_state(*state, step_count(*state) + 1, states);
     else
       set_states(index, 1, states);
   }
 
   std::int64_t steps(std::size_t index) const override {
     if (state_names_.empty()) return 0;
-    const State* state = find_state(index);
-    return state ? derived().step_count(*state) : 0;
+    State* state = find_state(index);
+    return state ? step_count(*state) : 0;
   }
   std::vector<at::Tensor> states(std::size_t index) const override {
-    const State* state = find_state(index);
-    return state ? derived().state_tensors(*state) : std::vector<at::Tensor>(state_names_.size());
+    std::vector<at::Tensor> states(state_names_.size());
+    if (State* state = find_state(index))
+      for (std::size_t i = 0; i < states.size(); ++i) states[i] = *Derived::state_tensors(*state)[i];
+    return states;
   }
   void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) override {
     if (steps == 0) {
@@ -118,14 +141,29 @@ class TorchUpdateRule : public UpdateRule {
     }
     auto& place = optimizer_.state()[keys_[index]];
     if (!place) place = std::make_unique<State>();
-    derived().write_state(static_cast<State&>(*place), steps, states);
+    write_state(static_cast<State&>(*place), steps, states);
   }
+
+  static bool can_skip_update(const Scalars&) { return true; }
 
  protected:
   Scalars& scalars(std::size_t index) { return scalars_[index]; }
   const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
 
  private:
+  static constexpr bool kCountsSteps = requires(State& state) { state.step(); };
+
+  static std::int64_t step_count(State& state) {
+    if constexpr (kCountsSteps)
+      return state.step();
+    else
+      return Derived::state_tensors(state)[0]->defined() ? 1 : 0;
+  }
+  static void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) {
+    if constexpr (kCountsSteps) state.step(steps);
+    const auto tensors = Derived::state_tensors(state);
+    for (std::size_t i = 0; i < states.size(); ++i) *tensors[i] = states[i];
+  }
   const Derived& derived() const { return static_cast<const Derived&>(*this); }
   State* find_state(std::size_t index) const {
     const auto& all = optimizer_.state();

@@ -22,7 +22,6 @@ namespace {
 
 using base::UsageError;
 
-constexpr double kEpsilon = 1e-6;                    // torch::nn::utils::clip_grad_norm_'s
 constexpr std::size_t kBlockElements = 32768;        // each block has its own sum, whichever thread computes it
 constexpr std::size_t kElementsPerThread = 1 << 16;  // fewer do not justify waking a thread
 
@@ -104,7 +103,7 @@ double sum_of_squares(const GradientBlocks& gradients) {
     sums[i] = kernels().tensor_sum_of_squares(block.dtype, block.data, block.count);
   });
   double sum = 0;
-  for (const double one : sums) sum += one;
+  for (const double of_block : sums) sum += of_block;
   return sum;
 }
 
@@ -134,13 +133,13 @@ at::Tensor clip_norm(const std::vector<at::Tensor>& parameters, double max_norm)
   const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_norm");
   if (!gradients.device.is_cpu()) {
     const at::Tensor norm = norm_of_unblocked(gradients);
-    scale_unblocked(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1));
+    scale_unblocked(gradients, (max_norm / (norm + kClipEpsilon)).clamp_max(1));
     return norm;
   }
   double sum = sum_of_squares(gradients);
   if (!gradients.unblocked.empty()) sum += std::pow(norm_of_unblocked(gradients).item<double>(), 2);
   const double norm = std::sqrt(sum);
-  const double coefficient = max_norm / (norm + kEpsilon);
+  const double coefficient = max_norm / (norm + kClipEpsilon);
   if (!(coefficient >= 1)) {
     for_each_block(gradients, BlockOrder::kBackwards, [&](std::size_t, const GradientBlock& block) {
       kernels().scale(block.dtype, block.data, block.count, coefficient);

@@ -7,6 +7,8 @@
 
 namespace lockstep::optim::kernels {
 
+constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
+
 /// clip_grad_norm() of a list of parameters.
 at::Tensor clip_norm(const std::vector<at::Tensor>& parameters, double max_norm);
 

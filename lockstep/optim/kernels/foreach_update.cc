@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <optional>
 #include <utility>
 

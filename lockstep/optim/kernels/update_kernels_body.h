@@ -166,7 +166,7 @@ struct SquareSum {
   }
   double total() const {
     double sum = 0;
-    for (const double one : accumulators) sum += one;
+    for (const double accumulator : accumulators) sum += accumulator;
     return sum;
   }
 };
