@@ -319,7 +319,7 @@ class HierarchyTransport final : public Transport {
 
   std::string_view name() const override { return "hierarchy"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = full_cpu_capabilities({at::kFloat, at::kBFloat16, at::kHalf});
+    static const Capabilities all{.wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf}};
     return all;
   }
 

@@ -5,7 +5,6 @@
 
 #include <exception>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,17 +17,19 @@ class GradientTable;
 
 namespace lockstep::comm::inline interface {
 
-/// The operations, dtypes and devices that a transport supports. Group rejects all others with a UsageError.
+/// The operations, dtypes and devices that a transport supports; by default all of them, for tensors on the CPU. Group
+/// rejects all others with a UsageError.
 struct Capabilities {
-  std::vector<CollectiveKind> kinds;
-  std::vector<at::ScalarType> dtypes;
-  std::vector<at::DeviceType> devices;
+  std::vector<CollectiveKind> kinds = {
+      CollectiveKind::kAllReduce,     CollectiveKind::kReduce, CollectiveKind::kBroadcast, CollectiveKind::kAllGather,
+      CollectiveKind::kReduceScatter, CollectiveKind::kGather, CollectiveKind::kScatter,   CollectiveKind::kAllToAll,
+      CollectiveKind::kSend,          CollectiveKind::kRecv,   CollectiveKind::kBarrier};
+  std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
+                                        at::kInt,    at::kChar,  at::kByte, at::kBool};
+  std::vector<at::DeviceType> devices = {at::kCPU};
   /// Supported values of Collective::wire_dtype. A transport within one host supports all of them and rounds nothing.
   std::vector<at::ScalarType> wire_dtypes = {at::kFloat};
 };
-
-/// Returns the capabilities of a transport that supports every kind and dtype for tensors on the CPU.
-Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes = {at::kFloat});
 
 /// The signature of a call: bytes that are equal on all ranks that made the same call. For transports that compare
 /// signatures while they run the operation.

@@ -234,11 +234,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
 
   std::string_view name() const override { return "nccl"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = [] {
-      Capabilities can = full_cpu_capabilities();
-      can.devices = {at::kCUDA};
-      return can;
-    }();
+    static const Capabilities all{.devices = {at::kCUDA}};
     return all;
   }
 
