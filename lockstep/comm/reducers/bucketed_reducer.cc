@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/strides.h>
 
 #include <limits>
 #include <sstream>
@@ -139,8 +138,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
     call_hook([&] { bucket_state.pending = options_.hook->start(bucket, context); });
     return;
   }
-  Collective op = make_op(CollectiveKind::kAllReduce, bucket.names.front());
-  op.input = op.output = bucket.buffer;
+  Collective op = make_all_reduce(bucket.names.front(), bucket.buffer);
   if (bucket.buffer.scalar_type() == at::kFloat) op.wire_dtype = options_.wire_dtype;
   bucket_state.pending = start(op);
 }
@@ -185,10 +183,7 @@ void BucketedReducer::agree_on_order() {
   for (std::size_t i = 0; i < specs_.size(); ++i)
     mine_data[specs_.size() + i] = states_[i].ready && !is_strided(states_[i].gradient);
   at::Tensor all = at::empty({channel_->size() * 2 * count}, at::kInt);
-  Collective op = make_op(CollectiveKind::kAllGather, name_);
-  op.input = mine;
-  op.output = all;
-  wait(*start(op), name_);
+  wait(*start(make_op(CollectiveKind::kAllGather, name_, mine, all)), name_);
   std::vector<std::vector<std::size_t>> orders;
   for (int r = 0; r < channel_->size(); ++r) {
     const auto* theirs = all.const_data_ptr<std::int32_t>() + r * 2 * count;
@@ -247,9 +242,7 @@ Bucket BucketedReducer::make_bucket(std::size_t index, const std::vector<std::si
     const at::Tensor& example = specs_[i].example;
     bucket.names.push_back(specs_[i].name);
     bucket.shapes.push_back(example.sizes().vec());
-    const c10::DimVector contiguous = c10::contiguous_strides(example.sizes());
-    bucket.strides.push_back(example.is_non_overlapping_and_dense() ? example.strides().vec()
-                                                                    : at::IntArrayRef(contiguous).vec());
+    bucket.strides.push_back(reduced_strides(example));
     bucket.offsets.push_back(total);
     total += (example.numel() + kAlign - 1) / kAlign * kAlign;
   }
@@ -293,9 +286,8 @@ void BucketedReducer::restore_layout(const std::string& layout) {
 }
 
 void BucketedReducer::reduce_flags() {
-  Collective op = make_op(CollectiveKind::kAllReduce, name_);
+  Collective op = make_all_reduce(name_, flags_);
   op.op = ReduceOp::kMax;
-  op.input = op.output = flags_;
   wait(*start(op), name_);
 }
 
@@ -310,13 +302,11 @@ std::vector<at::Tensor> BucketedReducer::reduce_late() {
       at::mul_out(late[i], mine, gradient_scale_);
       ++stats_.copies_in;
     }
-    Collective op = make_op(CollectiveKind::kAllReduce, specs_[i].name);
-    op.input = op.output = late[i];
     stats_.bytes += static_cast<std::int64_t>(late[i].nbytes());
-    pending.emplace_back(i, start(op));
+    pending.emplace_back(i, start(make_all_reduce(specs_[i].name, late[i])));
   }
-  for (const auto& [i, one] : pending) {
-    wait(*one, specs_[i].name);
+  for (const auto& [i, operation] : pending) {
+    wait(*operation, specs_[i].name);
     if (sum_scale_ != 1) late[i].mul_(sum_scale_);
   }
   for (std::size_t i = 0; i < specs_.size(); ++i) {
@@ -396,10 +386,8 @@ void BucketedReducer::rebuild_buckets_if_needed() {
 // Drops gradients that no rank has used lately, and adds those that were late and have no place.
 std::vector<std::size_t> BucketedReducer::next_order() const {
   std::vector<std::size_t> order;
-  for (const std::size_t i : order_) {
-    const bool stays = !placements_[i].sparse && placements_[i].unused < kMaxUnusedReductions;
-    if (stays) order.push_back(i);
-  }
+  for (const std::size_t i : order_)
+    if (!placements_[i].sparse && placements_[i].unused < kMaxUnusedReductions) order.push_back(i);
   for (std::size_t i = 0; i < specs_.size(); ++i)
     if (placements_[i].bucket < 0 && !placements_[i].sparse && placements_[i].unused == 0 && stats_.reductions > 0 &&
         has_dense(i))

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/util/strides.h>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/log.h"
@@ -11,16 +10,6 @@
 #include "lockstep/comm/shm/gradient_table.h"
 
 namespace lockstep::comm::reducers {
-namespace {
-
-/// Returns strides without holes or overlaps, the same on all ranks.
-std::vector<std::int64_t> strides_for(const at::Tensor& example) {
-  if (example.is_non_overlapping_and_dense()) return example.strides().vec();
-  const auto strides = c10::contiguous_strides(example.sizes());
-  return {strides.begin(), strides.end()};
-}
-
-}  // namespace
 
 InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<GradientSpec> specs,
                                                std::unique_ptr<channel::Channel> channel,
@@ -28,7 +17,7 @@ InPlaceGradientReducer::InPlaceGradientReducer(std::string name, std::vector<Gra
     : ReducerBase(std::move(name), std::move(specs), std::move(channel)),
       table_(std::move(table)),
       states_(specs_.size()) {
-  for (const GradientSpec& spec : specs_) strides_.push_back(strides_for(spec.example));
+  for (const GradientSpec& spec : specs_) strides_.push_back(reduced_strides(spec.example));
 }
 
 InPlaceGradientReducer::~InPlaceGradientReducer() {

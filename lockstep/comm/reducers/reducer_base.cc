@@ -1,11 +1,11 @@
 #include "lockstep/comm/reducers/reducer_base.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <functional>
 #include <utility>
 
 #include "lockstep/base/env.h"
@@ -175,8 +175,14 @@ PendingPtr ChannelHookContext::all_gather(const at::Tensor& output, const at::Te
 
 void ChannelHookContext::wait(Pending& pending) { channel_.wait(pending, op_, "backward() (" + op_.name + ")"); }
 
-Collective ReducerBase::make_op(CollectiveKind kind, std::string name) const {
-  return {.kind = kind, .name = std::move(name), .seq = seq_};
+std::vector<std::int64_t> reduced_strides(const at::Tensor& example) {
+  if (example.is_non_overlapping_and_dense()) return example.strides().vec();
+  const auto strides = c10::contiguous_strides(example.sizes());
+  return {strides.begin(), strides.end()};
+}
+
+Collective ReducerBase::make_op(CollectiveKind kind, std::string name, at::Tensor input, at::Tensor output) const {
+  return {.kind = kind, .name = std::move(name), .input = std::move(input), .output = std::move(output), .seq = seq_};
 }
 
 ChannelHookContext ReducerBase::hook_context(const std::string& label) { return {*channel_, label, seq_}; }
@@ -206,10 +212,7 @@ void ReducerBase::start_header(const StepIdentity& step, std::uint64_t layout_ha
   ReductionHeader header = make_header(seq_, layout_hash, step);
   header.work_us = work_us_;
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
-  Collective op = make_op(CollectiveKind::kAllGather, name_);
-  op.input = header_;
-  op.output = headers_;
-  header_pending_ = start(op);
+  header_pending_ = start(make_op(CollectiveKind::kAllGather, name_, header_, headers_));
   header_checked_ = false;
 }
 
@@ -220,16 +223,11 @@ void ReducerBase::wait_for_headers() {
   wait(*header_pending_, name_);
   std::vector<ReductionHeader> headers(static_cast<std::size_t>(channel_->size()));
   std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ReductionHeader));
-  if (const auto difference = find_mismatch(headers, channel_->members())) {
-    try {
-      throw base::DesyncError(base::Cause::kDesync, label(make_op(CollectiveKind::kAllReduce, name_)),
-                              channel_->members()[static_cast<std::size_t>(channel_->rank())], difference->rank,
-                              std::string(user_call_) + " on ranks that are not in the same step: " + difference->text,
-                              difference->hint);
-    } catch (const base::CommError& error) {
-      channel_->fail(error);
-    }
-  }
+  if (const auto difference = find_mismatch(headers, channel_->members()))
+    channel_->throw_failure(base::DesyncError(
+        base::Cause::kDesync, label(make_op(CollectiveKind::kAllReduce, name_)),
+        channel_->members()[static_cast<std::size_t>(channel_->rank())], difference->rank,
+        std::string(user_call_) + " on ranks that are not in the same step: " + difference->text, difference->hint));
   participation_ = {};
   bool by_active = false;
   for (std::size_t r = headers.size(); r-- > 0;) {

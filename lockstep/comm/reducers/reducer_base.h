@@ -66,6 +66,9 @@ class ChannelHookContext final : public HookContext {
   Collective op_;
 };
 
+/// Returns the strides with which all ranks reduce a gradient: without holes or overlaps.
+std::vector<std::int64_t> reduced_strides(const at::Tensor& example);
+
 /// Returns whether `tensor` is dense (not sparse).
 inline bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
@@ -89,7 +92,11 @@ class ReducerBase : public GradientReducer {
   void start_extra_ops();
   void wait_extra_ops();
 
-  Collective make_op(CollectiveKind kind, std::string name) const;
+  Collective make_op(CollectiveKind kind, std::string name, at::Tensor input = {}, at::Tensor output = {}) const;
+  /// An all_reduce in place.
+  Collective make_all_reduce(std::string name, const at::Tensor& tensor) const {
+    return make_op(CollectiveKind::kAllReduce, std::move(name), tensor, tensor);
+  }
   PendingPtr start(Collective op);
   void wait(Pending& pending, const std::string& what);
   ChannelHookContext hook_context(const std::string& label);
