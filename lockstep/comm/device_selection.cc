@@ -106,8 +106,7 @@ std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
   if (decision.obstacle == NcclObstacle::kNone) return "";
   const int rank = decision.ranks.at(0);
   const GpuReport report = report_of(rank);
-  std::string list;
-  for (const int one : decision.ranks) list += (list.empty() ? "" : ",") + std::to_string(one);
+  const std::string list = base::joined(decision.ranks, ",", [](int each) { return std::to_string(each); });
   switch (decision.obstacle) {
     case NcclObstacle::kNone: break;
     case NcclObstacle::kSharedGpu:

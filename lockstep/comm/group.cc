@@ -103,29 +103,21 @@ void check_parts(CollectiveKind kind, const at::Tensor& whole, const at::Tensor&
 }
 
 CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options);
-  impl.check_reduce(CollectiveKind::kAllReduce, tensor, op);
+  Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options, 0, op);
   impl.check_wire_dtype(CollectiveKind::kAllReduce, tensor, options.wire_dtype);
-  collective.op = op;
   collective.wire_dtype = options.wire_dtype;
   return make_in_place_request(std::move(collective), tensor, true);
 }
 
 CollectiveRequest reduce_request(Impl& impl, const at::Tensor& tensor, int root, ReduceOp op,
                                  const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kReduce, tensor, options);
-  impl.check_root(CollectiveKind::kReduce, root);
-  impl.check_reduce(CollectiveKind::kReduce, tensor, op);
-  collective.op = op;
-  collective.root = root;
-  return make_in_place_request(std::move(collective), tensor, root == impl.rank);
+  return make_in_place_request(impl.make_collective(CollectiveKind::kReduce, tensor, options, root, op), tensor,
+                               root == impl.rank);
 }
 
 CollectiveRequest broadcast_request(Impl& impl, const at::Tensor& tensor, int root, const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kBroadcast, tensor, options);
-  impl.check_root(CollectiveKind::kBroadcast, root);
-  collective.root = root;
-  return make_in_place_request(std::move(collective), tensor, root != impl.rank);
+  return make_in_place_request(impl.make_collective(CollectiveKind::kBroadcast, tensor, options, root), tensor,
+                               root != impl.rank);
 }
 
 CollectiveRequest all_gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input,
@@ -137,28 +129,22 @@ CollectiveRequest all_gather_request(Impl& impl, const at::Tensor& output, const
 
 CollectiveRequest reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                                          const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kReduceScatter, output, options);
+  Collective collective = impl.make_collective(CollectiveKind::kReduceScatter, output, options, 0, op);
   check_parts(CollectiveKind::kReduceScatter, input, output, impl.members.size());
-  impl.check_reduce(CollectiveKind::kReduceScatter, output, op);
-  collective.op = op;
   return make_out_of_place_request(std::move(collective), output, input, output);
 }
 
 CollectiveRequest gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
                                  const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kGather, input, options);
-  impl.check_root(CollectiveKind::kGather, root);
+  Collective collective = impl.make_collective(CollectiveKind::kGather, input, options, root);
   if (impl.rank == root) check_parts(CollectiveKind::kGather, output, input, impl.members.size());
-  collective.root = root;
   return make_out_of_place_request(std::move(collective), impl.rank == root ? output : at::Tensor(), input, input);
 }
 
 CollectiveRequest scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
                                   const CallOptions& options) {
-  Collective collective = impl.make_collective(CollectiveKind::kScatter, output, options);
-  impl.check_root(CollectiveKind::kScatter, root);
+  Collective collective = impl.make_collective(CollectiveKind::kScatter, output, options, root);
   if (impl.rank == root) check_parts(CollectiveKind::kScatter, input, output, impl.members.size());
-  collective.root = root;
   return make_out_of_place_request(std::move(collective), output, impl.rank == root ? input : at::Tensor(), output);
 }
 
@@ -210,10 +196,8 @@ CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int ro
   if (bytes.size() > kMaxByteStringSize)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   const at::Tensor mine = impl.rank == root ? bytes_to_tensor(bytes) : at::empty({0}, at::kByte);
-  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options),
+  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options, root),
                             .shape = channel::SignatureShape(mine, /*ranks_may_differ=*/true)};
-  impl.check_root(CollectiveKind::kBroadcast, root);
-  request.op.root = root;
   auto payload = std::make_shared<at::Tensor>();
   request.prepare = [payload, mine, root, here = impl.rank](Collective& op,
                                                             const std::vector<channel::CallSignature>& calls) {
@@ -266,8 +250,8 @@ void Group::step() const {
     const std::lock_guard lock(impl_->steps_mutex);
     observers = impl_->step_observers;
   }
-  for (const auto& one : observers)
-    if (const auto observer = one.lock()) (*observer)();
+  for (const auto& weak : observers)
+    if (const auto observer = weak.lock()) (*observer)();
 }
 std::int64_t Group::steps() const { return impl_->steps.load(std::memory_order_relaxed); }
 void Group::alive() const {

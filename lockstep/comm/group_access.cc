@@ -23,9 +23,9 @@ namespace {
 /// own mean. Copies nothing: the sink receives the gradient that was passed to ready().
 class SingleRankReducer final : public GradientReducer {
  public:
-  explicit SingleRankReducer(std::vector<GradientSpec> specs) : specs_(std::move(specs)), gradients_(specs_.size()) {}
+  explicit SingleRankReducer(std::size_t num_gradients) : gradients_(num_gradients) {}
   void begin(const StepIdentity& step, std::vector<Collective>, ChunkSink*) override {
-    gradients_.assign(specs_.size(), {});
+    gradients_.assign(gradients_.size(), {});
     joined_ = step.joined;
     stop_requested_ = step.stop_requested;
   }
@@ -38,12 +38,12 @@ class SingleRankReducer final : public GradientReducer {
     if (joined_) return {};
     for (std::size_t i = 0; i < gradients_.size(); ++i)
       if (gradients_[i].fresh) sink.consume(i, gradients_[i].tensor);
-    gradients_.assign(specs_.size(), {});
+    gradients_.assign(gradients_.size(), {});
     ++stats_.reductions;
     return {.active = 1, .stop_requested = stop_requested_};
   }
   bool has_begun_on_all_ranks() const override { return true; }
-  void abandon(const std::string&) noexcept override { gradients_.assign(specs_.size(), {}); }
+  void abandon(const std::string&) noexcept override { gradients_.assign(gradients_.size(), {}); }
   ReducerStats stats() const override { return stats_; }
 
  private:
@@ -52,7 +52,6 @@ class SingleRankReducer final : public GradientReducer {
     bool fresh = false;
     bool ready = false;
   };
-  std::vector<GradientSpec> specs_;
   std::vector<Gradient> gradients_;
   bool joined_ = false;
   bool stop_requested_ = false;
@@ -77,7 +76,7 @@ void GroupAccess::set_steps(const Group& group, std::int64_t steps) {
 std::shared_ptr<const void> GroupAccess::on_step(const Group& group, std::function<void()> observer) {
   auto owned = std::make_shared<const std::function<void()>>(std::move(observer));
   const std::lock_guard lock(group.impl_->steps_mutex);
-  std::erase_if(group.impl_->step_observers, [](const auto& one) { return one.expired(); });
+  std::erase_if(group.impl_->step_observers, [](const auto& weak) { return weak.expired(); });
   group.impl_->step_observers.emplace_back(owned);
   return owned;
 }
@@ -152,7 +151,7 @@ void GroupAccess::abandon(const Group& group, const std::string& why) noexcept {
 
 std::unique_ptr<GradientReducer> Group::Impl::make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,
                                                            reducers::ReducerOptions options) {
-  if (members.size() == 1 && !world->is_alone_on_nccl()) return std::make_unique<SingleRankReducer>(std::move(specs));
+  if (members.size() == 1 && !world->is_alone_on_nccl()) return std::make_unique<SingleRankReducer>(specs.size());
   const std::string id = name + ".ddp" + std::to_string(num_reducers_++);
   const auto transport = world->make_transport(id, members, split_parent(0));
   comm::check_wire_dtype(*transport, "make_gradient_reducer", options.wire_dtype);

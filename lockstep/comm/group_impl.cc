@@ -31,9 +31,7 @@ bool has(const std::vector<T>& list, T value) {
 
 template <typename T>
 std::string join_names(const std::vector<T>& list) {
-  std::string names;
-  for (const T one : list) names += (names.empty() ? "" : ", ") + std::string(name(one));
-  return names;
+  return base::joined(list, ", ", [](T item) { return name(item); });
 }
 
 /// Throws UsageError if another thread is inside a call of the group, until the result is destroyed. Found only when
@@ -70,10 +68,12 @@ Group::Impl::~Impl() {
                               " while an operation was running")));
 }
 
-Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& tensor,
-                                        const CallOptions& options) const {
+Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options,
+                                        int root, ReduceOp reduce_op) const {
   Collective op{.kind = kind,
                 .name = options.name,
+                .op = reduce_op,
+                .root = root,
                 .deadline = options.deadline.value_or(Deadline::never()),  // bounded: by the DeadlockDetector
                 .hint = options.hint};
   if (std::any_of(op.name.begin(), op.name.end(),
@@ -105,6 +105,10 @@ Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& t
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " +
                          world->device.str() + " (Group::device())",
                      "create tensors on that GPU, or select another one with LOCKSTEP_DEVICE=cuda:N");
+  check_root(kind, root);
+  if (reduce_op == ReduceOp::kMean && !at::isFloatingType(tensor.scalar_type()))
+    throw UsageError(std::string(comm::name(kind)) + ": the mean of " + describe(tensor) +
+                     "; expected a floating-point dtype. Use ReduceOp::kSum, or convert the tensor");
   return op;
 }
 
@@ -112,12 +116,6 @@ void Group::Impl::check_root(CollectiveKind kind, int root) const {
   if (root < 0 || root >= static_cast<int>(members.size()))
     throw UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(root) + " is not in " + name +
                      "; expected 0 to " + std::to_string(members.size() - 1));
-}
-
-void Group::Impl::check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const {
-  if (op == ReduceOp::kMean && tensor.defined() && !at::isFloatingType(tensor.scalar_type()))
-    throw UsageError(std::string(comm::name(kind)) + ": the mean of " + describe(tensor) +
-                     "; expected a floating-point dtype. Use ReduceOp::kSum, or convert the tensor");
 }
 
 void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire_dtype) {

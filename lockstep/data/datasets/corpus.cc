@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/data/datasets/file_contents.h"
 
 namespace lockstep::data::inline datasets {
@@ -28,12 +29,6 @@ std::vector<std::string> list_files(const std::string& folder, const CorpusOptio
   return files;
 }
 
-std::string join(const std::vector<std::string>& words) {
-  std::string all;
-  for (const auto& word : words) all += (all.empty() ? "" : ", ") + word;
-  return all;
-}
-
 }  // namespace
 
 std::string read_corpus(const std::string& path, const CorpusOptions& options) {
@@ -48,7 +43,7 @@ std::string read_corpus(const std::string& path, const CorpusOptions& options) {
     const auto files = list_files(path, options);
     if (files.empty())
       throw base::UsageError("read_corpus: the directory " + path + " has no file" +
-                             (options.extensions.empty() ? "" : " that ends in " + join(options.extensions)));
+                             (options.extensions.empty() ? "" : " that ends in " + base::joined(options.extensions)));
     for (const auto& file : files) {
       if (text.size() >= options.max_bytes) break;
       append_file_contents(file, options.max_bytes, text);
