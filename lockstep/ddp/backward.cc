@@ -48,8 +48,8 @@ std::vector<Registration> registrations;
 std::vector<BackwardParticipant*> participants_of_this_thread() {
   const std::lock_guard lock(registrations_mutex);
   std::vector<BackwardParticipant*> found;
-  for (const Registration& one : registrations)
-    if (one.thread == std::this_thread::get_id()) found.push_back(one.participant);
+  for (const Registration& registration : registrations)
+    if (registration.thread == std::this_thread::get_id()) found.push_back(registration.participant);
   return found;
 }
 
@@ -224,8 +224,8 @@ void Backward::join(BackwardParticipant& participant) {
     joined_.push_back(&participant);
   }
   const std::lock_guard lock(registrations_mutex);
-  for (Registration& one : registrations)
-    if (one.participant == &participant) one.thread = thread_;
+  for (Registration& registration : registrations)
+    if (registration.participant == &participant) registration.thread = thread_;
 }
 
 void add_backward_participant(BackwardParticipant* participant) {
@@ -236,7 +236,7 @@ void add_backward_participant(BackwardParticipant* participant) {
 
 void remove_backward_participant(BackwardParticipant* participant) {
   const std::lock_guard lock(registrations_mutex);
-  std::erase_if(registrations, [&](const Registration& one) { return one.participant == participant; });
+  std::erase_if(registrations, [&](const Registration& known) { return known.participant == participant; });
 }
 
 bool belongs_to_this_thread(const BackwardParticipant* participant) {

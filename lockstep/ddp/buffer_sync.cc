@@ -50,8 +50,8 @@ std::vector<comm::Collective> BufferSync::pack() {
 
 void BufferSync::replace(const at::Tensor& buffer, const at::Tensor& tensor) {
   for (NamedTensors* const list : {&broadcast_buffers_, &averaged_buffers_})
-    for (auto& [name, one] : *list)
-      if (one.is_same(buffer)) one = tensor;
+    for (auto& [name, known] : *list)
+      if (known.is_same(buffer)) known = tensor;
 }
 
 void BufferSync::unpack(int world_size) {

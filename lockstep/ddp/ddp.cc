@@ -353,8 +353,8 @@ void DistributedDataParallel::Impl::on_step_end() {
 
 void DistributedDataParallel::Impl::replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor) {
   buffers_.replace(buffer, tensor);
-  for (auto& [name, one] : all_tensors_)
-    if (one.is_same(buffer)) one = tensor;
+  for (auto& [name, known] : all_tensors_)
+    if (known.is_same(buffer)) known = tensor;
 }
 
 void DistributedDataParallel::Impl::make_host_averager() {

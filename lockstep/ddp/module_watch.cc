@@ -79,8 +79,8 @@ void ModuleWatch::check_names(torch::nn::Module& module, const Kind& kind) const
     if (!item.value().defined() || is_ignored(item.key())) continue;
     const std::string name = std::string(kind.name) + " " + item.key();
     if (i == kind.known.size() || kind.known[i].name != item.key()) {
-      const bool is_known =
-          std::any_of(kind.known.begin(), kind.known.end(), [&](const Known& one) { return one.name == item.key(); });
+      const bool is_known = std::any_of(kind.known.begin(), kind.known.end(),
+                                        [&](const Known& known) { return known.name == item.key(); });
       if (!is_known) fail(name + " was added to the module", kind.is_buffer);
       fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module", kind.is_buffer);
     }

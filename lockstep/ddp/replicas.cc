@@ -131,9 +131,9 @@ json archive_to_json(InputArchive& archive, std::vector<at::Tensor>& tensors) {
     } else if (value.isDoubleList() || value.isTuple()) {
       json list = json::array();
       if (value.isTuple())
-        for (const auto& one : value.toTupleRef().elements()) list.push_back(one.toDouble());
+        for (const auto& element : value.toTupleRef().elements()) list.push_back(element.toDouble());
       else
-        for (const double one : value.toDoubleVector()) list.push_back(one);
+        for (const double element : value.toDoubleVector()) list.push_back(element);
       tree[key] = {{value.isTuple() ? "tuple" : "doubles", list}};
     } else if (value.isNone()) {
       tree[key] = {{"none", true}};
@@ -165,7 +165,7 @@ void json_to_archive(OutputArchive& archive, const json& tree, const std::vector
       archive.write(key, c10::IValue(entry["doubles"].get<std::vector<double>>()));
     } else if (entry.contains("tuple")) {
       std::vector<c10::IValue> values;
-      for (const auto& one : entry["tuple"]) values.emplace_back(one.get<double>());
+      for (const auto& element : entry["tuple"]) values.emplace_back(element.get<double>());
       archive.write(key, c10::IValue(c10::ivalue::Tuple::create(std::move(values))));
     } else {
       archive.write(key, c10::IValue());
