@@ -23,6 +23,7 @@
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/doctor/doctor_responder.h"
+#include "lockstep/launch/hosts/network_check.h"
 #include "lockstep/launch/process/process.h"
 
 namespace lockstep::launcher::agent {
@@ -59,6 +60,10 @@ void send_frame(protocol::FrameKind kind, const std::string& payload) {
   }
 }
 
+bool same_family(const std::string& a, const std::string& b) {
+  return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
+}
+
 /// The agent's side of check_network().
 class NetworkResponder {
  public:
@@ -66,11 +71,61 @@ class NetworkResponder {
   void handle(const std::vector<pollfd>& entries) {
     if (connectivity_) connectivity_->handle(entries);
   }
-  void find_routes(protocol::RouteRequest request);
-  void probe_peers(const protocol::ProbeRequest& request);
+
+  void find_routes(protocol::RouteRequest request) {
+    request_ = std::move(request);
+    base::net::set_host_timeout(std::chrono::milliseconds(request_.host_timeout_ms));
+    own_addresses_ = hosts::reachable_addresses(base::net::interface_addresses());
+    connectivity_.emplace(request_.self, request_.token);
+    const cli::InterfaceFilter filter = request_.interface.empty()
+                                            ? cli::InterfaceFilter()
+                                            : cli::parse_interface_filter("--interface", request_.interface);
+    for (std::size_t i = 0; i < request_.launcher.size(); ++i) {
+      std::vector<std::string> sources = filter ? std::vector<std::string>() : std::vector<std::string>{""};
+      for (const base::net::InterfaceAddress& own : own_addresses_)
+        if (filter && same_family(own.address, request_.launcher[i].host) &&
+            cli::allows(filter, own.interface, own.address))
+          sources.push_back(own.address);
+      for (const std::string& source : sources) {
+        attempts_.push_back({static_cast<int>(i), connectivity_->outgoing().size()});
+        connectivity_->connect_to(request_.launcher[i], -1, source);
+      }
+    }
+    phase_ = Phase::kFindingRoutes;
+    deadline_ = Deadline::in(base::kAgentConnectTimeout);
+  }
+
+  void probe_peers(const protocol::ProbeRequest& request) {
+    if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe request before the route request");
+    for (const RouteAttempt& attempt : attempts_)
+      if (attempt.launcher == request.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
+        liveness_fd_ = std::move(connectivity_->outgoing()[attempt.outgoing].fd);
+    first_probe_ = connectivity_->outgoing().size();
+    base::raise_fd_limit(2 * request.peers.size() + 64);
+    for (std::size_t node = 0; node < request.peers.size(); ++node)
+      connectivity_->connect_to(request.peers[node], static_cast<int>(node));
+    phase_ = Phase::kProbing;
+    deadline_ = Deadline::in(base::kAgentConnectTimeout);
+  }
+
   Deadline deadline() const { return deadline_; }
   /// Sends the reply if it is complete or its deadline has passed.
-  void answer_when_due();
+  void answer_when_due() {
+    if (phase_ == Phase::kIdle) return;
+    const auto& outgoing = connectivity_->outgoing();
+    if (phase_ == Phase::kFindingRoutes &&
+        std::any_of(outgoing.begin(), outgoing.end(), [](const auto& link) { return link.fd && link.decided; }))
+      deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
+    if (!connectivity_->all_decided() && !deadline_.expired()) return;
+    connectivity_->fail_undecided();
+    if (phase_ == Phase::kFindingRoutes)
+      send_routes();
+    else
+      send_probe_failures();
+    phase_ = Phase::kIdle;
+    deadline_ = Deadline::never();  // bounded: no request is in progress
+  }
+
   base::Fd take_liveness_fd() { return std::move(liveness_fd_); }
 
  private:
@@ -78,8 +133,40 @@ class NetworkResponder {
     int launcher = 0;
     std::size_t outgoing = 0;
   };
-  void send_routes();
-  void send_probe_failures();
+
+  void send_routes() {
+    protocol::RouteReply reply;
+    std::string tried;
+    for (const RouteAttempt& attempt : attempts_) {
+      const base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
+      const std::string& target = request_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
+      if (!outgoing.fd) {
+        tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
+        continue;
+      }
+      const auto own = std::find_if(own_addresses_.begin(), own_addresses_.end(),
+                                    [&](const auto& address) { return address.address == outgoing.from; });
+      reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
+                              connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
+    }
+    if (reply.routes.empty())
+      reply.error =
+          (attempts_.empty() ? "none of its addresses matches --interface " + base::quoted(request_.interface, 80)
+                             : tried) +
+          "; its addresses are " +
+          base::joined(own_addresses_, ", ", [](const auto& own) { return own.interface + " " + own.address; });
+    send_frame(protocol::FrameKind::kRouteReply, protocol::encode_route_reply(reply));
+  }
+
+  void send_probe_failures() {
+    std::vector<protocol::ProbeFailure> failures;
+    for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
+      base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
+      if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
+      outgoing.fd.reset();
+    }
+    send_frame(protocol::FrameKind::kProbeReply, protocol::encode_probe_failures(failures));
+  }
 
   enum class Phase { kIdle, kFindingRoutes, kProbing } phase_ = Phase::kIdle;
   protocol::RouteRequest request_;
@@ -90,102 +177,6 @@ class NetworkResponder {
   base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
 };
-
-bool same_family(const std::string& a, const std::string& b) {
-  return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
-}
-
-void NetworkResponder::find_routes(protocol::RouteRequest request) {
-  request_ = std::move(request);
-  base::net::set_host_timeout(std::chrono::milliseconds(request_.host_timeout_ms));
-  own_addresses_ = base::net::interface_addresses();
-  std::erase_if(own_addresses_, [](const base::net::InterfaceAddress& one) {
-    return one.loopback || one.address.find('%') != std::string::npos;
-  });
-  connectivity_.emplace(request_.self, request_.token);
-  const cli::InterfaceFilter filter = request_.interface.empty()
-                                          ? cli::InterfaceFilter()
-                                          : cli::parse_interface_filter("--interface", request_.interface);
-  for (std::size_t i = 0; i < request_.launcher.size(); ++i) {
-    std::vector<std::string> sources = filter ? std::vector<std::string>() : std::vector<std::string>{""};
-    for (const base::net::InterfaceAddress& own : own_addresses_)
-      if (filter && same_family(own.address, request_.launcher[i].host) &&
-          cli::allows(filter, own.interface, own.address))
-        sources.push_back(own.address);
-    for (const std::string& source : sources) {
-      attempts_.push_back({static_cast<int>(i), connectivity_->outgoing().size()});
-      connectivity_->connect_to(request_.launcher[i], -1, source);
-    }
-  }
-  phase_ = Phase::kFindingRoutes;
-  deadline_ = Deadline::in(base::kAgentConnectTimeout);
-}
-
-void NetworkResponder::send_routes() {
-  protocol::RouteReply reply;
-  std::string tried;
-  for (const RouteAttempt& attempt : attempts_) {
-    const base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
-    const std::string& target = request_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
-    if (!outgoing.fd) {
-      tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
-      continue;
-    }
-    const auto own = std::find_if(own_addresses_.begin(), own_addresses_.end(),
-                                  [&](const base::net::InterfaceAddress& one) { return one.address == outgoing.from; });
-    reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
-                            connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
-  }
-  std::string addresses;
-  for (const base::net::InterfaceAddress& one : own_addresses_)
-    addresses += (addresses.empty() ? "" : ", ") + one.interface + " " + one.address;
-  if (reply.routes.empty())
-    reply.error = attempts_.empty() ? "none of its addresses matches --interface " +
-                                          base::quoted(request_.interface, 80) + "; its addresses are " + addresses
-                                    : tried + "; its addresses are " + addresses;
-  send_frame(protocol::FrameKind::kRouteReply, protocol::encode_route_reply(reply));
-}
-
-void NetworkResponder::probe_peers(const protocol::ProbeRequest& request) {
-  if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe request before the route request");
-  for (const RouteAttempt& attempt : attempts_)
-    if (attempt.launcher == request.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
-      liveness_fd_ = std::move(connectivity_->outgoing()[attempt.outgoing].fd);
-  first_probe_ = connectivity_->outgoing().size();
-  base::raise_fd_limit(2 * request.peers.size() + 64);
-  for (std::size_t node = 0; node < request.peers.size(); ++node)
-    connectivity_->connect_to(request.peers[node], static_cast<int>(node));
-  phase_ = Phase::kProbing;
-  deadline_ = Deadline::in(base::kAgentConnectTimeout);
-}
-
-void NetworkResponder::send_probe_failures() {
-  std::vector<protocol::ProbeFailure> failures;
-  for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
-    base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
-    if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
-    outgoing.fd.reset();
-  }
-  send_frame(protocol::FrameKind::kProbeReply, protocol::encode_probe_failures(failures));
-}
-
-void NetworkResponder::answer_when_due() {
-  if (phase_ == Phase::kIdle) return;
-  const auto& outgoing = connectivity_->outgoing();
-  if (phase_ == Phase::kFindingRoutes &&
-      std::any_of(outgoing.begin(), outgoing.end(), [](const base::net::ConnectivityProbe::Outgoing& one) {
-        return static_cast<bool>(one.fd) && one.decided;
-      }))
-    deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
-  if (!connectivity_->all_decided() && !deadline_.expired()) return;
-  connectivity_->fail_undecided();
-  if (phase_ == Phase::kFindingRoutes)
-    send_routes();
-  else
-    send_probe_failures();
-  phase_ = Phase::kIdle;
-  deadline_ = Deadline::never();  // bounded: no request is in progress
-}
 
 }  // namespace
 
@@ -220,8 +211,8 @@ std::string_view find_foreign_library(const std::vector<pid_t>& pids) {
 
 void check_interfaces(const process::Environment& environment) {
   std::vector<std::string> names;
-  for (const base::net::InterfaceAddress& one : base::net::interface_addresses())
-    if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
+  for (const base::net::InterfaceAddress& address : base::net::interface_addresses())
+    if (std::find(names.begin(), names.end(), address.interface) == names.end()) names.push_back(address.interface);
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
       const std::string error = variable.rfind(name + "=", 0) == 0

@@ -33,44 +33,396 @@ using namespace std::chrono_literals;
 
 class Supervisor {
  public:
-  Supervisor(const cli::RunOptions& options, PreparedJob job, int signals,
-             const std::vector<pid_t>& inherited_children);
-  JobOutcome run();
+  Supervisor(const cli::RunOptions& options, PreparedJob job, int signals, const std::vector<pid_t>& inherited_children)
+      : options_(options),
+        inherited_children_(inherited_children),
+        signals_(signals),
+        generation_(job.context.generation),
+        agents_(std::move(job.agents)),
+        nodes_(std::move(job.nodes)),
+        locations_(rank_locations(nodes_)),
+        output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1),
+                                                 plan::output_window(locations_.size()))),
+        stdin_(options.stdin_ranks, agents_.size()),
+        status_(plan::job_label(job.context, static_cast<int>(locations_.size())), nodes_),
+        run_dir_(job.context.run_dir),
+        limits_(plan::health_limits(options, job.context.environment)),
+        rank_states_(static_cast<int>(locations_.size()), limits_) {
+    if (!job.start_note.empty()) output_->print_note(job.start_note);
+    send_jobs(std::move(job.context));
+  }
+
+  JobOutcome run() {
+    watch_events();
+    while (has_agent()) {
+      loop_.run_once();
+      status_.reply_if_due();
+      output_->drop_stalled();
+    }
+    conclude_preemption();
+    if (verdict_) {
+      cause_of_exits().settle(*verdict_, rank_states_.snapshots());
+      verdict_->fatal.gen = generation_;
+      outcome_.failure_report = verdict_->printed_stacks + failure_report(verdict_->fatal, rank_states_.text(),
+                                                                          output_->tail(verdict_->fatal.rank));
+    }
+    outcome_.verdict = std::move(verdict_);
+    outcome_.is_stopped = stop_signal_ != 0;
+    outcome_.output = std::move(output_);
+    return std::move(outcome_);
+  }
 
  private:
-  void send_jobs(plan::LaunchContext context);
-  void mark_host_lost(std::size_t index);
-  bool has_agent() const;
-  void watch_events();
-  void watch_agent(std::size_t index);
-  void read_agent(std::size_t index);
-  void handle_frame(std::size_t agent, const protocol::Frame& frame);
-  void on_rank_exit(protocol::RankExit end);
-  void conclude_preemption();
-  void on_start_failed(std::size_t agent, int rank, process::StartStep step, int error);
-  void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
-  void on_foreign_library(const std::string& library);
-  void on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why);
-  void on_host_unreachable(std::size_t index);
-  void read_signals();
-  void on_signal(int signal);
-  void decide();
-  void request_snapshots();
-  void on_snapshots();
-  void print_warning(job::Fatal warning);
-  void on_rank_health(const job::health::RankHealth& health);
-  Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks);
-  void send_stop(const protocol::StopRequest& request);
-  void on_prepared(std::size_t agent, const std::string& warnings);
-  void stop_ranks(int signal);
-  void stop_with_stacks();
-  void on_reader_closed();
-  void send_acks();
-  void broadcast(const protocol::Frame& frame);
-  void on_agent_silent(std::size_t index);
-  void on_agent_lost(std::size_t index);
+  void send_jobs(plan::LaunchContext context) {
+    context.key = job::JobKey::random();
+    store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
+    context.store = store_->address();
+    const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
+    for (std::size_t i = 0; i < agents_.size(); ++i)
+      agents_[i].send({protocol::FrameKind::kJob, -1, protocol::encode_job(jobs[i])});
+  }
+
+  /// Records that the host has failed, or that its ranks are no longer monitored.
+  void mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
+
+  bool has_agent() const {
+    return std::any_of(agents_.begin(), agents_.end(),
+                       [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
+  }
+
+  void watch_events() {
+    loop_.at([this] { return decide_at_; }, [this] { decide(); });
+    loop_.at([this] { return snapshot_deadline_; }, [this] { on_snapshots(); });
+    loop_.on_readable([this] { return signals_; },
+                      [this] {
+                        while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
+                      });
+    for (std::size_t i = 0; i < agents_.size(); ++i) watch_agent(i);
+    loop_.on_readable([this] { return output_->failure_fd(); },
+                      [this] {
+                        if (output_->check_failures()) on_reader_closed();
+                      });
+    loop_.on_readable([this] { return stdin_.poll_fd(); },
+                      [this] {
+                        stdin_.forward([&](std::size_t agent, const std::string& bytes) {
+                          agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
+                        });
+                      });
+    loop_.on_readable([this] { return status_.fd(); }, [this] { status_.accept(agents_); });
+    loop_.on_readable([this] { return output_->acks().fd(); }, [this] { send_acks(); });
+    loop_.at([this] { return earlier(output_->next_drop(), status_.deadline()); },
+             [] {});  // run() calls both each time
+  }
+
+  void watch_agent(std::size_t index) {
+    hosts::AgentLink& agent = agents_[index];
+    loop_.on_readable([&agent] { return agent.descriptor(); }, [this, index] { read_agent(index); });
+    loop_.on_readable([&agent] { return agent.liveness_fd(); },
+                      [this, index, &agent] {
+                        if (agent.close_liveness_fd()) on_host_unreachable(index);
+                      });
+    loop_.at([&agent] { return agent.descriptor() < 0 ? Deadline::never() : agent.next_deadline(); },
+             [this, index, &agent] {
+               if (agent.check_timeouts()) on_agent_silent(index);
+             });
+  }
+
+  void read_agent(std::size_t index) {
+    try {
+      for (const protocol::Frame& frame : agents_[index].read()) handle_frame(index, frame);
+    } catch (const base::Error& error) {
+      conclude(judge_invalid_agent(agents_[index].host(), agents_[index].pid(), error));
+      agents_[index].kill();
+      done_agents_.erase(index);  // so that on_agent_lost() stops the other hosts
+    }
+    if (agents_[index].descriptor() < 0) on_agent_lost(index);
+  }
+
+  void handle_frame(std::size_t agent, const protocol::Frame& frame) {
+    using Kind = protocol::FrameKind;
+    const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
+    switch (frame.kind) {
+      case Kind::kStdout: return output_->add(frame.rank, output::Stream::kOut, frame.payload);
+      case Kind::kStderr: return output_->add(frame.rank, output::Stream::kErr, frame.payload);
+      case Kind::kRankHealth: return on_rank_health(protocol::decode_rank_health(frame.payload));
+      case Kind::kPrepared: return on_prepared(agent, frame.payload);
+      case Kind::kRefused: {
+        const auto why = protocol::decode_texts(frame.payload, 2);
+        return kill_all(judge_refusal(agents_[agent].host(), why[0], why[1]));
+      }
+      case Kind::kStarted: location_of(frame.rank, locations_).pid = number(); return;
+      case Kind::kStartFailed: {
+        const auto numbers = protocol::decode_numbers(frame.payload, 2);
+        return on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
+      }
+      case Kind::kStdinTaken: return stdin_.on_taken(agent);
+      case Kind::kPythonLocation:
+        if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
+        return;
+      case Kind::kStacks:
+        if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
+        return;
+      case Kind::kUsesLibrary: return on_foreign_library(frame.payload);
+      case Kind::kLeftBehind:
+        return output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
+      case Kind::kCheckpointSaved:
+        outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
+        return;
+      case Kind::kSnapshot: {
+        const auto snapshot = protocol::decode_snapshot(frame.payload);
+        if (!verdict_) rank_states_.add(snapshot);  // later snapshots show ranks that are being stopped
+        return;
+      }
+      case Kind::kSnapshotsDone:
+        awaited_snapshots_.erase(agent);
+        if (awaited_snapshots_.empty()) on_snapshots();
+        return;
+      case Kind::kRankStatus: return status_.add(agent, protocol::decode_rank_status(frame.payload));
+      case Kind::kStatusDone: return status_.on_done(agent);
+      case Kind::kRankExited: return on_rank_exit(protocol::decode_rank_exit(frame.payload));
+      case Kind::kUnkillable: return on_unkillable(agent, frame.rank, number());
+      case Kind::kDone: done_agents_.insert(agent); return;
+      case Kind::kAlive: return;
+      default: protocol::throw_unexpected(frame.kind);
+    }
+  }
+
+  void on_rank_exit(protocol::RankExit end) {
+    location_of(end.rank, locations_);  // throws for an unknown rank
+    end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
+                    store_->store().find(job::key::left(end.rank), Deadline::in(1s));
+    output_->close_rank(end.rank);
+    add_lost_peer(end, output_->tail(end.rank), output_->prefix(end.rank));
+    end.after_stop = stop_at_.expired();
+    exits_.push_back(end);
+    rank_states_.on_rank_exit(end.rank);
+    store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
+    if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
+      decide_at_ = Deadline::in(base::kFirstFailureWindow);
+    if (end.failed() && culprit_deadline_.is_never()) culprit_deadline_ = Deadline::in(base::kCulpritWait);
+    if (exits_.size() == locations_.size()) decide();
+  }
+
+  /// Sets the verdict to kPreempted if all ranks exited together after a stop request (SIGTERM or SIGUSR1). After
+  /// Ctrl-C the verdict stays kInterrupted.
+  void conclude_preemption() {
+    const bool all =
+        std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
+    if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
+    verdict_ =
+        judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
+  }
+
+  void on_start_failed(std::size_t agent, int rank, process::StartStep step, int error) {
+    if (step != process::StartStep::kExec) mark_host_lost(agent);
+    kill_all(judge_start_failure(step, error, rank, location_of(rank, locations_).host, options_.command.front()));
+  }
+
+  void on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
+    mark_host_lost(agent);
+    Verdict unkillable = judge_unkillable(agents_[agent].host(), rank, pid);
+    if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // the verdict on an earlier failure stays
+      verdict_->fatal.detail += "; " + unkillable.fatal.detail + ": " + unkillable.fatal.hint;
+      return;
+    }
+    verdict_ = std::move(unkillable);
+  }
+
+  void on_foreign_library(const std::string& library) {
+    if (locations_.size() > 1 && warnings_.insert("library " + library).second)
+      output_->print_note(foreign_library_note(library, locations_.size(), options_.command));
+  }
+
+  /// Stops the job, because the connection to the host has timed out. The host's agent detects the same and kills its
+  /// ranks.
+  void on_host_unreachable(std::size_t index) {
+    mark_host_lost(index);
+    conclude(judge_unreachable_host(agents_[index].host()));
+    agents_[index].kill_after(Deadline::in(0s));
+    send_stop({.signal = SIGKILL});
+  }
+
+  void on_signal(int signal) {
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
+      return broadcast({protocol::FrameKind::kSignal, -1, protocol::encode_numbers({signal})});
+    }
+    if (signal == SIGCHLD) return;
+    const bool again = stop_signal_ != 0 || verdict_;
+    if (stop_signal_ == 0) stop_signal_ = signal;
+    if (again) {
+      output_->print_note("killing all ranks");
+      return send_stop({.signal = SIGKILL});
+    }
+    output_->allow_drops();
+    if (signal == SIGQUIT) return stop_with_stacks();
+    output_->print_note(stop_note(signal, options_.grace));
+    conclude(judge_user_stop(signal));
+    stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
+  }
+
+  /// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
+  void decide() {
+    decide_at_ = Deadline::never();
+    const bool is_unknown = is_culprit_missing(exits_, locations_.size()) && !cause_of_exits().is_known();
+    if ((is_unknown || cause_of_exits().needs_exit_of_rank_that_left()) && !culprit_deadline_.expired()) {
+      decide_at_ = Deadline::in(base::kFirstFailureWindow);
+      return;
+    }
+    if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
+  }
+
+  void request_snapshots() {
+    if (std::exchange(snapshots_requested_, true)) return;
+    broadcast({protocol::FrameKind::kSnapshotRequest, -1, {}});
+    for (std::size_t i = 0; i < agents_.size(); ++i)
+      if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
+    snapshot_deadline_ = Deadline::in(base::kSnapshotTimeout);
+  }
+
+  /// Determines the verdict, publishes it and stops the ranks. Called when all snapshots have arrived or their deadline
+  /// has expired.
+  void on_snapshots() {
+    snapshot_deadline_ = Deadline::never();
+    if (verdict_ || stop_signal_ != 0) return;
+    const protocol::RankExit* end = first_failure(exits_);
+    const std::vector<base::telemetry::RankSnapshot> ranks = rank_states_.snapshots();
+    if (end)
+      verdict_ = cause_of_exits().judge(*end);
+    else if (finding_)
+      verdict_ = hang_verdict(ranks);
+    else
+      return;
+    add_step_and_operation(verdict_->fatal, ranks);
+    request_stack(*verdict_, exits_, run_dir_, locations_);
+    job::publish_cause(store_->store(), verdict_->fatal);
+    if (!verdict_->stacks.empty())
+      broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
+    send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
+  }
+
+  void print_warning(job::Fatal warning) {
+    warning.gen = generation_;
+    output_->print_note(job::format_warning(warning));
+  }
+
+  void on_rank_health(const job::health::RankHealth& health) {
+    if (rank_states_.add(health) && !verdict_) print_warning(stall_warning(health, locations_, limits_));
+    if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
+    const bool is_last = health.rank == static_cast<int>(locations_.size()) - 1;  // each second, all ranks report
+    if (const auto straggler = is_last ? rank_states_.find_straggler() : std::nullopt)
+      print_warning(straggler_warning(*straggler, rank_states_.health(), locations_));
+    finding_ = rank_states_.find_hang();
+    if (finding_) request_snapshots();
+  }
+
+  /// Returns the verdict on a hang. A cause that a rank has published takes precedence.
+  Verdict hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks) {
+    Verdict verdict =
+        judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_, own_errors_or_none()});
+    if (auto published = cause_of_exits().published()) {
+      verdict.fatal = std::move(*published);
+      verdict.exit_code = base::exit_code(verdict.fatal.cause);
+    }
+    return verdict;
+  }
+
+  void send_stop(const protocol::StopRequest& request) {
+    broadcast({protocol::FrameKind::kStop, -1, protocol::encode_stop(request)});
+    if (stop_at_.is_never()) stop_at_ = Deadline::in(request.notice_period);
+    const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
+    for (hosts::AgentLink& agent : agents_)
+      agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + base::kAgentExitTimeout));
+  }
+
+  /// Starts the ranks when all agents are ready, so that nothing runs if one of them refuses.
+  void on_prepared(std::size_t agent, const std::string& warnings) {
+    for (const std::string& warning : base::split(warnings, '\n'))
+      if (!warning.empty() && warnings_.insert(warning).second)
+        output_->print_note("warning: " + base::telemetry::printable(warning) +
+                            (nodes_.size() > 1 && !nodes_[agent].is_local ? " (on " + nodes_[agent].name + ")" : ""));
+    if (++num_prepared_ < agents_.size() || verdict_) return;
+    broadcast({protocol::FrameKind::kStart, -1, {}});
+    stdin_.start();
+  }
+
+  /// Stops the ranks for the user: Python's KeyboardInterrupt, and then perhaps a checkpoint.
+  void stop_ranks(int signal) {
+    if (signal == SIGINT) output_->hide_interrupts();
+    send_stop({.signal = signal, .grace = options_.grace});
+  }
+
+  /// After Ctrl-\ (SIGQUIT): writes the stacks of all ranks, and then stops them.
+  void stop_with_stacks() {
+    output_->print_note("writing the stacks of all ranks, and stopping them");
+    conclude(judge_quit(static_cast<int>(locations_.size()), run_dir_, nodes_.size() > 1));
+    broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
+    send_stop({.signal = SIGTERM, .grace = options_.fail_grace});
+  }
+
+  /// The reader of our output has ended, as with `| head -1`: nobody needs the rest.
+  void on_reader_closed() {
+    if (verdict_ || stop_signal_ != 0) return;
+    stop_signal_ = SIGPIPE;
+    output_->allow_drops();
+    conclude(judge_user_stop(SIGPIPE));
+    stop_ranks(SIGINT);
+  }
+
+  /// Lets the agents read more of the output that has reached its destination.
+  void send_acks() {
+    for (const output::OutputAck& ack : output_->acks().take()) {
+      std::size_t agent = 0;
+      for (int first = nodes_[0].ranks; first <= ack.rank; first += nodes_[++agent].ranks) {
+      }
+      agents_[agent].send(
+          {protocol::FrameKind::kOutputAck, ack.rank,
+           protocol::encode_numbers({static_cast<int>(ack.stream), static_cast<std::int64_t>(ack.bytes)})});
+    }
+  }
+
+  void broadcast(const protocol::Frame& frame) {
+    for (hosts::AgentLink& agent : agents_) agent.send(frame);
+  }
+
+  /// Stops the job: no process monitors the ranks of this agent or reads their output.
+  void on_agent_silent(std::size_t index) {
+    mark_host_lost(index);
+    kill_all(judge_silent_agent(agents_[index].host(), agents_[index].pid(), agent_silence_limit(limits_)));
+  }
+
+  /// Called at the end of an agent's output. Without kDone, the agent was killed or its host is unreachable. The kernel
+  /// has killed the ranks of an agent on this host; their children are now this process's, which kills them.
+  void on_agent_lost(std::size_t index) {
+    const protocol::RankExit end = agents_[index].reap();
+    awaited_snapshots_.erase(index);
+    stdin_.on_agent_lost(index);
+    status_.on_agent_end(index, done_agents_.contains(index));
+    if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
+    if (done_agents_.contains(index)) return;
+    mark_host_lost(index);
+    outcome_.has_unreachable_host |= !nodes_[index].is_local;
+    kill_all(judge_lost_agent({.host = agents_[index].host(),
+                               .is_local = nodes_[index].is_local,
+                               .via = agents_[index].via(),
+                               .end = end,
+                               .text = agents_[index].stderr_text()}));
+    if (nodes_[index].is_local &&
+        std::count_if(nodes_.begin(), nodes_.end(), [](const plan::Node& node) { return node.is_local; }) == 1)
+      for (const pid_t pid : process::kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
+        on_unkillable(index, -1, pid);
+  }
+
   CauseOfExits cause_of_exits() { return {store_->store(), *output_, locations_, exits_}; }
-  void conclude(Verdict verdict);
+
+  void conclude(Verdict verdict) {
+    if (!verdict_) verdict_ = std::move(verdict);
+  }
+
+  void kill_all(Verdict verdict) {
+    conclude(std::move(verdict));
+    send_stop({.signal = SIGKILL});
+  }
 
   process::EventLoop loop_;
   const cli::RunOptions options_;
@@ -102,395 +454,6 @@ class Supervisor {
   std::set<std::size_t> done_agents_;  // agents that reported that no process is left
   JobOutcome outcome_;
 };
-
-Supervisor::Supervisor(const cli::RunOptions& options, PreparedJob job, int signals,
-                       const std::vector<pid_t>& inherited_children)
-    : options_(options),
-      inherited_children_(inherited_children),
-      signals_(signals),
-      generation_(job.context.generation),
-      agents_(std::move(job.agents)),
-      nodes_(std::move(job.nodes)),
-      locations_(rank_locations(nodes_)),
-      output_(std::make_unique<output::Output>(options, rank_prefixes(locations_, nodes_.size() > 1),
-                                               plan::output_window(locations_.size()))),
-      stdin_(options.stdin_ranks, agents_.size()),
-      status_(plan::job_label(job.context, static_cast<int>(locations_.size())), nodes_),
-      run_dir_(job.context.run_dir),
-      limits_(plan::health_limits(options, job.context.environment)),
-      rank_states_(static_cast<int>(locations_.size()), limits_) {
-  if (!job.start_note.empty()) output_->print_note(job.start_note);
-  send_jobs(std::move(job.context));
-}
-
-void Supervisor::send_jobs(plan::LaunchContext context) {
-  context.key = job::JobKey::random();
-  store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
-  context.store = store_->address();
-  const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    agents_[i].send({protocol::FrameKind::kJob, -1, protocol::encode_job(jobs[i])});
-}
-
-void Supervisor::broadcast(const protocol::Frame& frame) {
-  for (hosts::AgentLink& agent : agents_) agent.send(frame);
-}
-
-/// Lets the agents read more of the output that has reached its destination.
-void Supervisor::send_acks() {
-  for (const output::OutputAck& ack : output_->acks().take()) {
-    std::size_t agent = 0;
-    for (int first = nodes_[0].ranks; first <= ack.rank; first += nodes_[++agent].ranks) {
-    }
-    agents_[agent].send(
-        {protocol::FrameKind::kOutputAck, ack.rank,
-         protocol::encode_numbers({static_cast<int>(ack.stream), static_cast<std::int64_t>(ack.bytes)})});
-  }
-}
-
-void Supervisor::send_stop(const protocol::StopRequest& request) {
-  broadcast({protocol::FrameKind::kStop, -1, protocol::encode_stop(request)});
-  if (stop_at_.is_never()) stop_at_ = Deadline::in(request.notice_period);
-  const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
-  for (hosts::AgentLink& agent : agents_)
-    agent.kill_after(Deadline::in(stacks + request.notice_period + request.grace + base::kAgentExitTimeout));
-}
-
-void Supervisor::conclude(Verdict verdict) {
-  if (!verdict_) verdict_ = std::move(verdict);
-}
-
-/// Returns the verdict on a hang. A cause that a rank has published takes precedence.
-Verdict Supervisor::hang_verdict(const std::vector<base::telemetry::RankSnapshot>& ranks) {
-  Verdict verdict =
-      judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_, own_errors_or_none()});
-  if (auto published = cause_of_exits().published()) {
-    verdict.fatal = std::move(*published);
-    verdict.exit_code = base::exit_code(verdict.fatal.cause);
-  }
-  return verdict;
-}
-
-/// Requests snapshots if a rank has failed. on_snapshots() then determines the verdict.
-void Supervisor::decide() {
-  decide_at_ = Deadline::never();
-  const bool is_unknown = is_culprit_missing(exits_, locations_.size()) && !cause_of_exits().is_known();
-  if ((is_unknown || cause_of_exits().needs_exit_of_rank_that_left()) && !culprit_deadline_.expired()) {
-    decide_at_ = Deadline::in(base::kFirstFailureWindow);
-    return;
-  }
-  if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
-}
-
-void Supervisor::request_snapshots() {
-  if (std::exchange(snapshots_requested_, true)) return;
-  broadcast({protocol::FrameKind::kSnapshotRequest, -1, {}});
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
-  snapshot_deadline_ = Deadline::in(base::kSnapshotTimeout);
-}
-
-/// Determines the verdict, publishes it and stops the ranks. Called when all snapshots have arrived or their deadline
-/// has expired.
-void Supervisor::on_snapshots() {
-  snapshot_deadline_ = Deadline::never();
-  if (verdict_ || stop_signal_ != 0) return;
-  const protocol::RankExit* end = first_failure(exits_);
-  const std::vector<base::telemetry::RankSnapshot> ranks = rank_states_.snapshots();
-  if (end)
-    verdict_ = cause_of_exits().judge(*end);
-  else if (finding_)
-    verdict_ = hang_verdict(ranks);
-  else
-    return;
-  add_step_and_operation(verdict_->fatal, ranks);
-  request_stack(*verdict_, exits_, run_dir_, locations_);
-  job::publish_cause(store_->store(), verdict_->fatal);
-  if (!verdict_->stacks.empty())
-    broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
-  send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
-}
-
-void Supervisor::print_warning(job::Fatal warning) {
-  warning.gen = generation_;
-  output_->print_note(job::format_warning(warning));
-}
-
-void Supervisor::on_rank_health(const job::health::RankHealth& health) {
-  if (rank_states_.add(health) && !verdict_) print_warning(stall_warning(health, locations_, limits_));
-  if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
-  const bool is_last = health.rank == static_cast<int>(locations_.size()) - 1;  // each second, all ranks report
-  if (const auto straggler = is_last ? rank_states_.find_straggler() : std::nullopt)
-    print_warning(straggler_warning(*straggler, rank_states_.health(), locations_));
-  finding_ = rank_states_.find_hang();
-  if (finding_) request_snapshots();
-}
-
-void Supervisor::on_rank_exit(protocol::RankExit end) {
-  location_of(end.rank, locations_);  // throws for an unknown rank
-  end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
-                  store_->store().find(job::key::left(end.rank), Deadline::in(1s));
-  output_->close_rank(end.rank);
-  add_lost_peer(end, output_->tail(end.rank), output_->prefix(end.rank));
-  end.after_stop = stop_at_.expired();
-  exits_.push_back(end);
-  rank_states_.on_rank_exit(end.rank);
-  store_->store().set(job::key::exited(end.rank), job::encode(end.record()), Deadline::in(1s));
-  if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
-    decide_at_ = Deadline::in(base::kFirstFailureWindow);
-  if (end.failed() && culprit_deadline_.is_never()) culprit_deadline_ = Deadline::in(base::kCulpritWait);
-  if (exits_.size() == locations_.size()) decide();
-}
-
-/// Records that the host has failed, or that its ranks are no longer monitored.
-void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
-
-void Supervisor::on_start_failed(std::size_t agent, int rank, process::StartStep step, int error) {
-  if (step != process::StartStep::kExec) mark_host_lost(agent);
-  conclude(judge_start_failure(step, error, rank, location_of(rank, locations_).host, options_.command.front()));
-  send_stop({.signal = SIGKILL});
-}
-
-/// Starts the ranks when all agents are ready, so that nothing runs if one of them refuses.
-void Supervisor::on_prepared(std::size_t agent, const std::string& warnings) {
-  for (const std::string& warning : base::split(warnings, '\n'))
-    if (!warning.empty() && warnings_.insert(warning).second)
-      output_->print_note("warning: " + base::telemetry::printable(warning) +
-                          (nodes_.size() > 1 && !nodes_[agent].is_local ? " (on " + nodes_[agent].name + ")" : ""));
-  if (++num_prepared_ < agents_.size() || verdict_) return;
-  broadcast({protocol::FrameKind::kStart, -1, {}});
-  stdin_.start();
-}
-
-void Supervisor::on_refused(const hosts::AgentLink& agent, const std::vector<std::string>& why) {
-  conclude(judge_refusal(agent.host(), why[0], why[1]));
-  send_stop({.signal = SIGKILL});
-}
-
-void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
-  mark_host_lost(agent);
-  Verdict unkillable = judge_unkillable(agents_[agent].host(), rank, pid);
-  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // the verdict on an earlier failure stays
-    verdict_->fatal.detail += "; " + unkillable.fatal.detail + ": " + unkillable.fatal.hint;
-    return;
-  }
-  verdict_ = std::move(unkillable);
-}
-
-void Supervisor::handle_frame(std::size_t agent, const protocol::Frame& frame) {
-  using Kind = protocol::FrameKind;
-  const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
-  switch (frame.kind) {
-    case Kind::kStdout: return output_->add(frame.rank, output::Stream::kOut, frame.payload);
-    case Kind::kStderr: return output_->add(frame.rank, output::Stream::kErr, frame.payload);
-    case Kind::kRankHealth: return on_rank_health(protocol::decode_rank_health(frame.payload));
-    case Kind::kPrepared: return on_prepared(agent, frame.payload);
-    case Kind::kRefused: return on_refused(agents_[agent], protocol::decode_texts(frame.payload, 2));
-    case Kind::kStarted: location_of(frame.rank, locations_).pid = number(); return;
-    case Kind::kStartFailed: {
-      const auto numbers = protocol::decode_numbers(frame.payload, 2);
-      return on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
-    }
-    case Kind::kStdinTaken: return stdin_.on_taken(agent);
-    case Kind::kPythonLocation:
-      if (verdict_) add_python_location(*verdict_, frame.rank, frame.payload);
-      return;
-    case Kind::kStacks:
-      if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
-      return;
-    case Kind::kUsesLibrary: return on_foreign_library(frame.payload);
-    case Kind::kLeftBehind:
-      return output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
-    case Kind::kCheckpointSaved:
-      outcome_.attempt.newest_checkpoint = std::max(outcome_.attempt.newest_checkpoint, number());
-      return;
-    case Kind::kSnapshot: {
-      const auto snapshot = protocol::decode_snapshot(frame.payload);
-      if (!verdict_) rank_states_.add(snapshot);  // later snapshots show ranks that are being stopped
-      return;
-    }
-    case Kind::kSnapshotsDone:
-      awaited_snapshots_.erase(agent);
-      if (awaited_snapshots_.empty()) on_snapshots();
-      return;
-    case Kind::kRankStatus: return status_.add(agent, protocol::decode_rank_status(frame.payload));
-    case Kind::kStatusDone: return status_.on_done(agent);
-    case Kind::kRankExited: return on_rank_exit(protocol::decode_rank_exit(frame.payload));
-    case Kind::kUnkillable: return on_unkillable(agent, frame.rank, number());
-    case Kind::kDone: done_agents_.insert(agent); return;
-    case Kind::kAlive: return;
-    default: protocol::throw_unexpected(frame.kind);
-  }
-}
-
-void Supervisor::on_foreign_library(const std::string& library) {
-  if (locations_.size() > 1 && warnings_.insert("library " + library).second)
-    output_->print_note(foreign_library_note(library, locations_.size(), options_.command));
-}
-
-void Supervisor::read_agent(std::size_t index) {
-  try {
-    for (const protocol::Frame& frame : agents_[index].read()) handle_frame(index, frame);
-  } catch (const base::Error& error) {
-    conclude(judge_invalid_agent(agents_[index].host(), agents_[index].pid(), error));
-    agents_[index].kill();
-    done_agents_.erase(index);  // so that on_agent_lost() stops the other hosts
-  }
-  if (agents_[index].descriptor() < 0) on_agent_lost(index);
-}
-
-void Supervisor::read_signals() {
-  while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
-}
-
-void Supervisor::on_signal(int signal) {
-  if (signal == SIGUSR1 || signal == SIGUSR2) {
-    outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
-    return broadcast({protocol::FrameKind::kSignal, -1, protocol::encode_numbers({signal})});
-  }
-  if (signal == SIGCHLD) return;
-  const bool again = stop_signal_ != 0 || verdict_;
-  if (stop_signal_ == 0) stop_signal_ = signal;
-  if (again) {
-    output_->print_note("killing all ranks");
-    return send_stop({.signal = SIGKILL});
-  }
-  output_->allow_drops();
-  if (signal == SIGQUIT) return stop_with_stacks();
-  output_->print_note(stop_note(signal, options_.grace));
-  conclude(judge_user_stop(signal));
-  stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
-}
-
-/// Stops the ranks for the user: Python's KeyboardInterrupt, and then perhaps a checkpoint.
-void Supervisor::stop_ranks(int signal) {
-  if (signal == SIGINT) output_->hide_interrupts();
-  send_stop({.signal = signal, .grace = options_.grace});
-}
-
-/// After Ctrl-\ (SIGQUIT): writes the stacks of all ranks, and then stops them.
-void Supervisor::stop_with_stacks() {
-  output_->print_note("writing the stacks of all ranks, and stopping them");
-  conclude(judge_quit(static_cast<int>(locations_.size()), run_dir_, nodes_.size() > 1));
-  broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
-  send_stop({.signal = SIGTERM, .grace = options_.fail_grace});
-}
-
-/// The reader of our output has ended, as with `| head -1`: nobody needs the rest.
-void Supervisor::on_reader_closed() {
-  if (verdict_ || stop_signal_ != 0) return;
-  stop_signal_ = SIGPIPE;
-  output_->allow_drops();
-  conclude(judge_user_stop(SIGPIPE));
-  stop_ranks(SIGINT);
-}
-
-/// Stops the job: no process monitors the ranks of this agent or reads their output.
-void Supervisor::on_agent_silent(std::size_t index) {
-  mark_host_lost(index);
-  conclude(judge_silent_agent(agents_[index].host(), agents_[index].pid(), agent_silence_limit(limits_)));
-  send_stop({.signal = SIGKILL});
-}
-
-/// Stops the job, because the connection to the host has timed out. The host's agent detects the same and kills its
-/// ranks.
-void Supervisor::on_host_unreachable(std::size_t index) {
-  mark_host_lost(index);
-  conclude(judge_unreachable_host(agents_[index].host()));
-  agents_[index].kill_after(Deadline::in(0s));
-  send_stop({.signal = SIGKILL});
-}
-
-/// Called at the end of an agent's output. Without kDone, the agent was killed or its host is unreachable. The kernel
-/// has killed the ranks of an agent on this host; their children are now this process's, which kills them.
-void Supervisor::on_agent_lost(std::size_t index) {
-  const protocol::RankExit end = agents_[index].reap();
-  awaited_snapshots_.erase(index);
-  stdin_.on_agent_lost(index);
-  status_.on_agent_end(index, done_agents_.contains(index));
-  if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // with the snapshots that arrived before
-  if (done_agents_.contains(index)) return;
-  mark_host_lost(index);
-  outcome_.has_unreachable_host |= !nodes_[index].is_local;
-  conclude(judge_lost_agent({.host = agents_[index].host(),
-                             .is_local = nodes_[index].is_local,
-                             .via = agents_[index].via(),
-                             .end = end,
-                             .text = agents_[index].stderr_text()}));
-  send_stop({.signal = SIGKILL});
-  if (nodes_[index].is_local &&
-      std::count_if(nodes_.begin(), nodes_.end(), [](const plan::Node& node) { return node.is_local; }) == 1)
-    for (const pid_t pid : process::kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
-      on_unkillable(index, -1, pid);
-}
-
-bool Supervisor::has_agent() const {
-  return std::any_of(agents_.begin(), agents_.end(),
-                     [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
-}
-
-void Supervisor::watch_agent(std::size_t index) {
-  hosts::AgentLink& agent = agents_[index];
-  loop_.on_readable([&agent] { return agent.descriptor(); }, [this, index] { read_agent(index); });
-  loop_.on_readable([&agent] { return agent.liveness_fd(); },
-                    [this, index, &agent] {
-                      if (agent.close_liveness_fd()) on_host_unreachable(index);
-                    });
-  loop_.at([&agent] { return agent.descriptor() < 0 ? Deadline::never() : agent.next_deadline(); },
-           [this, index, &agent] {
-             if (agent.check_timeouts()) on_agent_silent(index);
-           });
-}
-
-void Supervisor::watch_events() {
-  loop_.at([this] { return decide_at_; }, [this] { decide(); });
-  loop_.at([this] { return snapshot_deadline_; }, [this] { on_snapshots(); });
-  loop_.on_readable([this] { return signals_; }, [this] { read_signals(); });
-  for (std::size_t i = 0; i < agents_.size(); ++i) watch_agent(i);
-  loop_.on_readable([this] { return output_->failure_fd(); },
-                    [this] {
-                      if (output_->check_failures()) on_reader_closed();
-                    });
-  loop_.on_readable([this] { return stdin_.poll_fd(); },
-                    [this] {
-                      stdin_.forward([&](std::size_t agent, const std::string& bytes) {
-                        agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
-                      });
-                    });
-  loop_.on_readable([this] { return status_.fd(); }, [this] { status_.accept(agents_); });
-  loop_.on_readable([this] { return output_->acks().fd(); }, [this] { send_acks(); });
-  loop_.at([this] { return earlier(output_->next_drop(), status_.deadline()); }, [] {});  // run() calls both each time
-}
-
-JobOutcome Supervisor::run() {
-  watch_events();
-  while (has_agent()) {
-    loop_.run_once();
-    status_.reply_if_due();
-    output_->drop_stalled();
-  }
-  conclude_preemption();
-  if (verdict_) {
-    cause_of_exits().settle(*verdict_, rank_states_.snapshots());
-    verdict_->fatal.gen = generation_;
-    outcome_.failure_report = verdict_->printed_stacks +
-                              failure_report(verdict_->fatal, rank_states_.text(), output_->tail(verdict_->fatal.rank));
-  }
-  outcome_.verdict = std::move(verdict_);
-  outcome_.is_stopped = stop_signal_ != 0;
-  outcome_.output = std::move(output_);
-  return std::move(outcome_);
-}
-
-/// Sets the verdict to kPreempted if all ranks exited together after a stop request (SIGTERM or SIGUSR1). After Ctrl-C
-/// the verdict stays kInterrupted.
-void Supervisor::conclude_preemption() {
-  const bool all =
-      std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
-  if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  verdict_ =
-      judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
-}
 
 }  // namespace
 
