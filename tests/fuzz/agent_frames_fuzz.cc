@@ -16,28 +16,28 @@ void read(const protocol::Frame& frame) {
   const std::string& bytes = frame.payload;
   switch (frame.kind) {
     case protocol::FrameKind::kJob: protocol::decode_job(bytes); break;
-    case protocol::FrameKind::kStop: protocol::decode_stop(bytes); break;
+    case protocol::FrameKind::kStop: protocol::decoded<protocol::StopRequest>(bytes); break;
     case protocol::FrameKind::kWriteStacks: protocol::decode_ranks(bytes); break;
     case protocol::FrameKind::kRouteRequest: protocol::decode_route_request(bytes); break;
-    case protocol::FrameKind::kRouteReply: protocol::decode_route_reply(bytes); break;
-    case protocol::FrameKind::kProbeRequest: protocol::decode_probe_request(bytes); break;
-    case protocol::FrameKind::kProbeReply: protocol::decode_probe_failures(bytes); break;
+    case protocol::FrameKind::kRouteReply: protocol::decoded<protocol::RouteReply>(bytes); break;
+    case protocol::FrameKind::kProbeRequest: protocol::decoded<protocol::ProbeRequest>(bytes); break;
+    case protocol::FrameKind::kProbeReply: protocol::decoded<protocol::ProbeReply>(bytes); break;
     case protocol::FrameKind::kHostInfo: protocol::decode_host_info(bytes); break;
     case protocol::FrameKind::kRefused: protocol::decode_texts(bytes, 2); break;
     case protocol::FrameKind::kOutputAck:
     case protocol::FrameKind::kStartFailed: protocol::decode_numbers(bytes, 2); break;
-    case protocol::FrameKind::kRankHealth: protocol::decode_rank_health(bytes); break;
+    case protocol::FrameKind::kRankHealth: protocol::decoded<lockstep::job::health::RankHealth>(bytes); break;
     case protocol::FrameKind::kSnapshot: protocol::decode_snapshot(bytes); break;
     case protocol::FrameKind::kRankStatus: protocol::decode_rank_status(bytes); break;
     // The frame is empty. Its bytes stand for what `lockstep status` receives, which is not in a frame.
     case protocol::FrameKind::kStatusDone: protocol::decode_job_status(bytes); break;
     case protocol::FrameKind::kRankExited: protocol::decode_rank_exit(bytes); break;
-    case protocol::FrameKind::kHostFactsRequest: doctor::decode_host_facts_request(bytes); break;
+    case protocol::FrameKind::kHostFactsRequest: protocol::decoded<doctor::HostFactsRequest>(bytes); break;
     case protocol::FrameKind::kHostFacts: doctor::decode_host_facts(bytes); break;
-    case protocol::FrameKind::kListenRequest: doctor::decode_listen_request(bytes); break;
-    case protocol::FrameKind::kListenReply: doctor::decode_listen_reply(bytes); break;
-    case protocol::FrameKind::kMeasureRequest: doctor::decode_measure_request(bytes); break;
-    case protocol::FrameKind::kLinkSpeed: doctor::decode_link_speed(bytes); break;
+    case protocol::FrameKind::kListenRequest: protocol::decoded<doctor::ListenRequest>(bytes); break;
+    case protocol::FrameKind::kListenReply: protocol::decoded<doctor::ListenReply>(bytes); break;
+    case protocol::FrameKind::kMeasureRequest: protocol::decoded<doctor::MeasureRequest>(bytes); break;
+    case protocol::FrameKind::kLinkSpeed: protocol::decoded<doctor::LinkSpeed>(bytes); break;
     case protocol::FrameKind::kSignal:
     case protocol::FrameKind::kClockReply:
     case protocol::FrameKind::kStarted:

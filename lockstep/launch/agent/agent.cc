@@ -189,7 +189,7 @@ class Agent {
       case Kind::kStart:
         if (const auto job = std::exchange(prepared_job_, std::nullopt)) start_ranks(*job);
         break;
-      case Kind::kStop: prepared_job_.reset(); return stop(protocol::decode_stop(frame.payload));
+      case Kind::kStop: prepared_job_.reset(); return stop(protocol::decoded<protocol::StopRequest>(frame.payload));
       case Kind::kSnapshotRequest: send_snapshots(); return queue_frame(Kind::kSnapshotsDone, -1);
       case Kind::kStatusRequest:
         for (const protocol::RankStatus& rank : rank_statuses())
@@ -242,7 +242,7 @@ class Agent {
     // Send snapshots now: when the launcher requests them, the other ranks may have exited.
     if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
     send_saved_checkpoint(process);
-    queue_frame(protocol::FrameKind::kRankExited, process.rank, protocol::encode_rank_exit(end));
+    queue_frame(protocol::FrameKind::kRankExited, process.rank, protocol::encoded(end));
     if (process.deferred_signal != 0) ::kill(-process.session, process.deferred_signal);
     process.succeeded = end.exit_code() == 0 || end.exit_code() == base::exit_code(base::Cause::kPreempted);
     process.pid = -1;
@@ -286,7 +286,7 @@ class Agent {
           if (!activity) activity = process::read_activity();
           process.monitor.add_activity(process.pid, *activity, now, health);
         }
-        queue_frame(protocol::FrameKind::kRankHealth, process.rank, protocol::encode_rank_health(health));
+        queue_frame(protocol::FrameKind::kRankHealth, process.rank, protocol::encoded(health));
       }
       send_saved_checkpoint(process);
     }

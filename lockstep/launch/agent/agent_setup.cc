@@ -155,17 +155,17 @@ class NetworkResponder {
                              : tried) +
           "; its addresses are " +
           base::joined(own_addresses_, ", ", [](const auto& own) { return own.interface + " " + own.address; });
-    send_frame(protocol::FrameKind::kRouteReply, protocol::encode_route_reply(reply));
+    send_frame(protocol::FrameKind::kRouteReply, protocol::encoded(reply));
   }
 
   void send_probe_failures() {
-    std::vector<protocol::ProbeFailure> failures;
+    protocol::ProbeReply failures;
     for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
       base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
       if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
       outgoing.fd.reset();
     }
-    send_frame(protocol::FrameKind::kProbeReply, protocol::encode_probe_failures(failures));
+    send_frame(protocol::FrameKind::kProbeReply, protocol::encoded(failures));
   }
 
   enum class Phase { kIdle, kFindingRoutes, kProbing } phase_ = Phase::kIdle;
@@ -257,7 +257,7 @@ std::optional<AgentSetup> set_up_agent(protocol::FrameReader& input) try {
           responder.find_routes(protocol::decode_route_request(frame->payload));
           break;
         case protocol::FrameKind::kProbeRequest:
-          responder.probe_peers(protocol::decode_probe_request(frame->payload));
+          responder.probe_peers(protocol::decoded<protocol::ProbeRequest>(frame->payload));
           break;
         case protocol::FrameKind::kJob:
           setup.job = protocol::decode_job(frame->payload);

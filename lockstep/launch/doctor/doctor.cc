@@ -107,7 +107,7 @@ class DoctorSession {
           return std::string();
         },
         protocol::FrameKind::kClockReply, base::kDoctorReplyTimeout,
-        [&](std::size_t i, const std::string& payload) {
+        [&](std::size_t i, const auto& payload) {
           const Clock::time_point there{std::chrono::duration_cast<Clock::duration>(
               std::chrono::nanoseconds(protocol::decode_numbers(payload, 1)[0]))};
           doctor_facts_.hosts[i].clock_offset = there - (asked[i] + (Clock::now() - asked[i]) / 2);
@@ -119,17 +119,16 @@ class DoctorSession {
       const plan::Node node{.info = doctor_facts_.hosts[i].info, .is_local = hosts::is_local_host(started_.hosts[i])};
       std::vector<std::string> command = options_.command;
       if (!command.empty()) command.front() = context.program;
-      return encode_host_facts_request(
-          {.command = std::move(command),
-           .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
-           .extends_own_environment = !node.is_local,
-           .environment = process::merge_environment(plan::inherited_environment(node, context), {}),
-           .mpi = options_.mpi});
+      return protocol::encoded(HostFactsRequest{
+          .command = std::move(command),
+          .directory = context.directory.empty() && !node.is_local ? context.launcher_directory : context.directory,
+          .extends_own_environment = !node.is_local,
+          .environment = process::merge_environment(plan::inherited_environment(node, context), {}),
+          .mpi = options_.mpi});
     };
     query_.ask(reachable_hosts(), protocol::FrameKind::kHostFactsRequest, make_request, protocol::FrameKind::kHostFacts,
-               base::kHostFactsTimeout, [&](std::size_t i, const std::string& payload) {
-                 doctor_facts_.hosts[i].facts = decode_host_facts(payload);
-               });
+               base::kHostFactsTimeout,
+               [&](std::size_t i, const auto& payload) { doctor_facts_.hosts[i].facts = decode_host_facts(payload); });
   }
 
   /// Does the same as check_network(), but a host that does not connect becomes a finding.
@@ -142,11 +141,12 @@ class DoctorSession {
     const auto make_request = [&](std::size_t i) {
       request.self = static_cast<int>(i);
       request.interface = started_.hosts[i].interface.empty() ? options_.interface : started_.hosts[i].interface;
-      return protocol::encode_route_request(request);
+      return protocol::encoded(request);
     };
     query_.ask(reachable_hosts(), protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
-               base::kDoctorReplyTimeout,
-               [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
+               base::kDoctorReplyTimeout, [&](std::size_t i, const auto& payload) {
+                 replies[i] = protocol::decoded<protocol::RouteReply>(payload);
+               });
     choose_routes(replies, own.size());
   }
 
@@ -177,12 +177,11 @@ class DoctorSession {
       if (doctor_facts_.hosts[i].route) routed.push_back(i);
     for (const HostReport& host : doctor_facts_.hosts)
       request.peers.push_back(host.route ? host.route->address : base::net::Address());
-    std::vector<std::vector<protocol::ProbeFailure>> failures(doctor_facts_.hosts.size());
+    std::vector<protocol::ProbeReply> failures(doctor_facts_.hosts.size());
     query_.ask(
-        routed, protocol::FrameKind::kProbeRequest,
-        [&](std::size_t) { return protocol::encode_probe_request(request); }, protocol::FrameKind::kProbeReply,
-        base::kDoctorReplyTimeout,
-        [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
+        routed, protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encoded(request); },
+        protocol::FrameKind::kProbeReply, base::kDoctorReplyTimeout,
+        [&](std::size_t i, const auto& payload) { failures[i] = protocol::decoded<protocol::ProbeReply>(payload); });
     const auto why = [&](std::size_t from, std::size_t to) {
       for (const protocol::ProbeFailure& failure : failures[from])
         if (failure.node == static_cast<int>(to))
@@ -220,28 +219,28 @@ class DoctorSession {
     const std::string token = base::net::ConnectivityProbe::make_token();
     ListenReply reply{.address = {}, .error = "no reply"};
     const auto listen = [&](std::size_t) {
-      return encode_listen_request({.self = static_cast<int>(link.to),
-                                    .caller = static_cast<int>(link.from),
-                                    .token = token,
-                                    .host = doctor_facts_.hosts[link.to].route->address.host});
+      return protocol::encoded(ListenRequest{.self = static_cast<int>(link.to),
+                                             .caller = static_cast<int>(link.from),
+                                             .token = token,
+                                             .host = doctor_facts_.hosts[link.to].route->address.host});
     };
     query_.ask({link.to}, protocol::FrameKind::kListenRequest, listen, protocol::FrameKind::kListenReply,
                base::kLinkReplyTimeout,
-               [&](std::size_t, const std::string& payload) { reply = decode_listen_reply(payload); });
+               [&](std::size_t, const auto& payload) { reply = protocol::decoded<ListenReply>(payload); });
     if (!reply.error.empty()) {
       link.speed.error = reply.error;
       return;
     }
     link.speed.error = "no reply";
     const auto make_request = [&](std::size_t) {
-      return encode_measure_request({.self = static_cast<int>(link.from),
-                                     .peer = static_cast<int>(link.to),
-                                     .token = token,
-                                     .address = reply.address});
+      return protocol::encoded(MeasureRequest{.self = static_cast<int>(link.from),
+                                              .peer = static_cast<int>(link.to),
+                                              .token = token,
+                                              .address = reply.address});
     };
     query_.ask({link.from}, protocol::FrameKind::kMeasureRequest, make_request, protocol::FrameKind::kLinkSpeed,
                base::kLinkReplyTimeout,
-               [&](std::size_t, const std::string& payload) { link.speed = decode_link_speed(payload); });
+               [&](std::size_t, const auto& payload) { link.speed = protocol::decoded<LinkSpeed>(payload); });
   }
 
   const cli::DoctorOptions& options_;

@@ -5,14 +5,8 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
-#include "lockstep/launch/protocol/message_codec.h"
 
 namespace lockstep::launcher::doctor {
-
-using protocol::decoded;
-using protocol::encoded;
-using protocol::Is;
-using protocol::Raw;
 
 namespace {
 
@@ -26,17 +20,6 @@ std::string printable_lines(std::string_view text) {
 }
 
 }  // namespace
-
-void fields(Is<HostFactsRequest> auto& request, auto& field) {
-  field(Raw{request.command});
-  field(Raw{request.directory});
-  field(request.extends_own_environment);
-  field(Raw{request.environment});
-  field(request.mpi);
-}
-
-std::string encode_host_facts_request(const HostFactsRequest& request) { return encoded(request); }
-HostFactsRequest decode_host_facts_request(std::string_view bytes) { return decoded<HostFactsRequest>(bytes); }
 
 void fields(Is<ProgramFile> auto& program, auto& field) {
   field(program.path);
@@ -80,51 +63,13 @@ void fields(Is<HostFacts> auto& facts, auto& field) {
   field(facts.addresses);
 }
 
-std::string encode_host_facts(const HostFacts& facts) { return encoded(facts); }
+std::string encode_host_facts(const HostFacts& facts) { return protocol::encoded(facts); }
 
 HostFacts decode_host_facts(std::string_view bytes) {
-  HostFacts facts = decoded<HostFacts>(bytes);
+  HostFacts facts = protocol::decoded<HostFacts>(bytes);
   for (process::ToolResult* tool : tools_of(facts))
     for (std::string* text : {&tool->out, &tool->err}) *text = printable_lines(*text);
   return facts;
 }
-
-void fields(Is<ListenRequest> auto& request, auto& field) {
-  field(request.self);
-  field(request.caller);
-  field(Raw{request.token});
-  field(Raw{request.host});
-}
-
-std::string encode_listen_request(const ListenRequest& request) { return encoded(request); }
-ListenRequest decode_listen_request(std::string_view bytes) { return decoded<ListenRequest>(bytes); }
-
-void fields(Is<ListenReply> auto& reply, auto& field) {
-  field(reply.address);
-  field(reply.error);
-}
-
-std::string encode_listen_reply(const ListenReply& reply) { return encoded(reply); }
-ListenReply decode_listen_reply(std::string_view bytes) { return decoded<ListenReply>(bytes); }
-
-void fields(Is<MeasureRequest> auto& request, auto& field) {
-  field(request.self);
-  field(request.peer);
-  field(Raw{request.token});
-  field(request.address);
-}
-
-std::string encode_measure_request(const MeasureRequest& request) { return encoded(request); }
-MeasureRequest decode_measure_request(std::string_view bytes) { return decoded<MeasureRequest>(bytes); }
-
-void fields(Is<LinkSpeed> auto& speed, auto& field) {
-  field(speed.round_trip_ns);
-  field(speed.bytes);
-  field(speed.ns);
-  field(speed.error);
-}
-
-std::string encode_link_speed(const LinkSpeed& speed) { return encoded(speed); }
-LinkSpeed decode_link_speed(std::string_view bytes) { return decoded<LinkSpeed>(bytes); }
 
 }  // namespace lockstep::launcher::doctor

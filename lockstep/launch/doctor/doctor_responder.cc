@@ -36,7 +36,7 @@ void DoctorResponder::send_clock() const {
 }
 
 void DoctorResponder::listen(const std::string& payload) const {
-  const ListenRequest request = decode_listen_request(payload);
+  const ListenRequest request = protocol::decoded<ListenRequest>(payload);
   base::net::ConnectivityProbe connectivity(request.self, request.token);
   ListenReply reply;
   try {
@@ -44,7 +44,7 @@ void DoctorResponder::listen(const std::string& payload) const {
   } catch (const base::Error& error) {
     reply.error = error.what();
   }
-  send_(protocol::FrameKind::kListenReply, encode_listen_reply(reply));
+  send_(protocol::FrameKind::kListenReply, protocol::encoded(reply));
   if (!reply.error.empty()) return;
   base::Fd caller;
   const Deadline deadline = Deadline::in(base::kAgentConnectTimeout);
@@ -59,7 +59,7 @@ void DoctorResponder::listen(const std::string& payload) const {
 }
 
 void DoctorResponder::measure(const std::string& payload) const {
-  const MeasureRequest request = decode_measure_request(payload);
+  const MeasureRequest request = protocol::decoded<MeasureRequest>(payload);
   LinkSpeed speed;
   try {
     base::net::ConnectivityProbe connectivity(request.self, request.token);
@@ -76,7 +76,7 @@ void DoctorResponder::measure(const std::string& payload) const {
   } catch (const base::Error& error) {
     speed.error = error.what();
   }
-  send_(protocol::FrameKind::kLinkSpeed, encode_link_speed(speed));
+  send_(protocol::FrameKind::kLinkSpeed, protocol::encoded(speed));
 }
 
 void DoctorResponder::handle(const protocol::Frame& frame) const {
@@ -84,7 +84,7 @@ void DoctorResponder::handle(const protocol::Frame& frame) const {
     case protocol::FrameKind::kClockRequest: return send_clock();
     case protocol::FrameKind::kHostFactsRequest:
       return send_(protocol::FrameKind::kHostFacts,
-                   encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
+                   encode_host_facts(collect_host_facts(protocol::decoded<HostFactsRequest>(frame.payload), input_)));
     case protocol::FrameKind::kListenRequest: return listen(frame.payload);
     case protocol::FrameKind::kMeasureRequest: return measure(frame.payload);
     default: protocol::throw_unexpected(frame.kind);

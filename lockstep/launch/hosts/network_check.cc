@@ -36,12 +36,12 @@ class NetworkChecker {
       listen_addresses.push_back(connectivity_.listen(one.address));
     std::vector<protocol::RouteReply> replies(agents_.size());
     const auto make_request = [&](std::size_t i) {
-      return protocol::encode_route_request({static_cast<int>(i), token_, interfaces[i],
-                                             static_cast<std::int32_t>(base::net::host_timeout().count()),
-                                             listen_addresses});
+      return protocol::encoded(protocol::RouteRequest{static_cast<int>(i), token_, interfaces[i],
+                                                      static_cast<std::int32_t>(base::net::host_timeout().count()),
+                                                      listen_addresses});
     };
     ask_all(protocol::FrameKind::kRouteRequest, make_request, protocol::FrameKind::kRouteReply,
-            [&](std::size_t i, const std::string& payload) { replies[i] = protocol::decode_route_reply(payload); });
+            [&](std::size_t i, const auto& payload) { replies[i] = protocol::decoded<protocol::RouteReply>(payload); });
     const int address_index = common_address(replies, addresses);
 
     NetworkPlan network{
@@ -56,11 +56,11 @@ class NetworkChecker {
     for (std::size_t i = 0; i < agents_.size(); ++i)
       network.liveness_fds.push_back(connectivity_.take_incoming(
           static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
-    std::vector<std::vector<protocol::ProbeFailure>> failures(agents_.size());
+    std::vector<protocol::ProbeReply> failures(agents_.size());
     ask_all(
-        protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encode_probe_request(probe); },
+        protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encoded(probe); },
         protocol::FrameKind::kProbeReply,
-        [&](std::size_t i, const std::string& payload) { failures[i] = protocol::decode_probe_failures(payload); });
+        [&](std::size_t i, const auto& payload) { failures[i] = protocol::decoded<protocol::ProbeReply>(payload); });
     check(failures, network);
     return network;
   }
@@ -98,7 +98,7 @@ class NetworkChecker {
                       kFirewallHint, std::move(lost));
   }
 
-  void check(const std::vector<std::vector<protocol::ProbeFailure>>& failures, const NetworkPlan& network) const {
+  void check(const std::vector<protocol::ProbeReply>& failures, const NetworkPlan& network) const {
     const auto name = [&](std::size_t node) {
       return base::quoted(agents_[node].host(), 253) + " (" + network.routes[node].address.host + ", " +
              network.routes[node].interface + ")";
@@ -126,7 +126,7 @@ class NetworkChecker {
 
 }  // namespace
 
-std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::ProbeFailure>>& failures) {
+std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>& failures) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;
   for (std::size_t from = 0; from < failures.size(); ++from)
     for (const protocol::ProbeFailure& failure : failures[from])

@@ -36,7 +36,7 @@ class Unreachable : public base::Error {
 
 /// Returns a small set of hosts without which no failure is left. `failures` has the failures of each host. Repeatedly
 /// removes the host with the most failures; of several, the last. Pure.
-std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<protocol::ProbeFailure>>& failures);
+std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>& failures);
 
 /// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` has the
 /// RouteRequest::interface of each agent, and `own` is that of this host. Blocks for at most 15 s. Prints one line for

@@ -78,32 +78,6 @@ std::vector<int> decode_ranks(std::string_view bytes) {
   return {numbers.begin(), numbers.end()};
 }
 
-void fields(Is<StopRequest> auto& stop, auto& field) {
-  field(stop.signal);
-  field(stop.notice_period);
-  field(stop.grace);
-}
-
-std::string encode_stop(const StopRequest& stop) { return encoded(stop); }
-StopRequest decode_stop(std::string_view bytes) { return decoded<StopRequest>(bytes); }
-
-void fields(Is<job::health::RankHealth> auto& health, auto& field) {
-  field(health.rank);
-  field(health.since_heartbeat);
-  field(health.since_progress);
-  field(health.phase, job::health::RankPhase::kAfterWorld);
-  field(health.process_state);
-  field(health.since_report);
-  field(health.since_activity);
-  field(health.is_waiting);
-  field(health.steps);
-  field(health.looks);
-  field(health.pending_looks);
-}
-
-std::string encode_rank_health(const job::health::RankHealth& health) { return encoded(health); }
-job::health::RankHealth decode_rank_health(std::string_view bytes) { return decoded<job::health::RankHealth>(bytes); }
-
 void fields(Is<base::telemetry::OperationRecord> auto& operation, auto& field) {
   field(operation.number);
   field(operation.seq);
@@ -159,18 +133,6 @@ base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes) {
   return snapshot;
 }
 
-void fields(Is<RankExit> auto& end, auto& field) {
-  field(end.rank);
-  field(end.pid);
-  field(end.code);
-  field(end.signal);
-  field(end.oom_kills);
-  field(end.ports);
-  field(Raw{end.message});
-}
-
-std::string encode_rank_exit(const RankExit& end) { return encoded(end); }
-
 RankExit decode_rank_exit(std::string_view bytes) {
   RankExit end = decoded<RankExit>(bytes);
   if (end.message.size() > kMaxErrorMessageBytes)
@@ -218,53 +180,10 @@ plan::HostInfo decode_host_info(std::string_view bytes) {
   return info;
 }
 
-void fields(Is<RouteRequest> auto& request, auto& field) {
-  field(request.self);
-  field(Raw{request.token});
-  field(Raw{request.interface});
-  field(request.host_timeout_ms);
-  field(request.launcher);
-}
-
-std::string encode_route_request(const RouteRequest& request) { return encoded(request); }
-
 RouteRequest decode_route_request(std::string_view bytes) {
   RouteRequest request = decoded<RouteRequest>(bytes);
   if (request.host_timeout_ms < 1000) throw base::Error(base::Cause::kProtocol, "the host timeout is less than 1 s");
   return request;
-}
-
-void fields(Is<Route> auto& route, auto& field) {
-  field(route.launcher);
-  field(route.connection);
-  field(route.address);
-  field(route.interface);
-}
-
-void fields(Is<RouteReply> auto& reply, auto& field) {
-  field(reply.error);
-  field(reply.routes);
-}
-
-std::string encode_route_reply(const RouteReply& reply) { return encoded(reply); }
-RouteReply decode_route_reply(std::string_view bytes) { return decoded<RouteReply>(bytes); }
-
-void fields(Is<ProbeRequest> auto& request, auto& field) {
-  field(request.launcher);
-  field(request.peers);
-}
-
-std::string encode_probe_request(const ProbeRequest& request) { return encoded(request); }
-ProbeRequest decode_probe_request(std::string_view bytes) { return decoded<ProbeRequest>(bytes); }
-
-void fields(Is<ProbeFailure> auto& failure, auto& field) {
-  field(failure.node);
-  field(failure.why);
-}
-
-std::string encode_probe_failures(const std::vector<ProbeFailure>& failures) { return encoded(failures); }
-std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
-  return decoded<std::vector<ProbeFailure>>(bytes);
 }
 
 std::string encode_texts(const std::vector<std::string>& texts) { return encoded(texts); }

@@ -40,7 +40,7 @@ enum class FrameKind : std::uint32_t {
   // Agent to launcher.
   kHostInfo,         ///< HostInfo; the first frame
   kRouteReply,       ///< RouteReply
-  kProbeReply,       ///< a list of ProbeFailure
+  kProbeReply,       ///< ProbeReply
   kClockReply,       ///< one number: the host's clock, in ns since 1970
   kHostFacts,        ///< HostFacts
   kListenReply,      ///< ListenReply
@@ -101,7 +101,8 @@ class FrameReader {
   std::size_t begin_ = 0;  // index of the first byte that has not been read
 };
 
-// Each function decode_X() throws Error kProtocol for anything that encode_X() does not write.
+// encoded() and decoded() of message_codec.h convert the messages whose fields() are in a header. Each function
+// decode_X() throws Error kProtocol for anything that encode_X(), or encoded() of its message, does not write.
 
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);
 /// Expects exactly `count` numbers.
@@ -114,21 +115,44 @@ struct StopRequest {
   std::chrono::milliseconds notice_period{0};
   std::chrono::milliseconds grace{0};  ///< from the signal to SIGKILL
 };
-std::string encode_stop(const StopRequest& stop);
-StopRequest decode_stop(std::string_view bytes);
+void fields(Is<StopRequest> auto& stop, auto& field) {
+  field(stop.signal);
+  field(stop.notice_period);
+  field(stop.grace);
+}
 
 std::string encode_ranks(const std::vector<int>& ranks);
 /// Accepts any number of ranks.
 std::vector<int> decode_ranks(std::string_view bytes);
 
-std::string encode_rank_health(const job::health::RankHealth& health);
-job::health::RankHealth decode_rank_health(std::string_view bytes);
+void fields(Is<job::health::RankHealth> auto& health, auto& field) {
+  field(health.rank);
+  field(health.since_heartbeat);
+  field(health.since_progress);
+  field(health.phase, job::health::RankPhase::kAfterWorld);
+  field(health.process_state);
+  field(health.since_report);
+  field(health.since_activity);
+  field(health.is_waiting);
+  field(health.steps);
+  field(health.looks);
+  field(health.pending_looks);
+}
 
 /// Encodes at most 32 running operations and the last 32 finished ones.
 std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot);
 base::telemetry::RankSnapshot decode_snapshot(std::string_view bytes);
 
-std::string encode_rank_exit(const RankExit& end);
+void fields(Is<RankExit> auto& end, auto& field) {
+  field(end.rank);
+  field(end.pid);
+  field(end.code);
+  field(end.signal);
+  field(end.oom_kills);
+  field(end.ports);
+  field(Raw{end.message});
+}
+/// Throws also for a longer error message than an agent sends.
 RankExit decode_rank_exit(std::string_view bytes);
 
 std::string encode_host_info(const plan::HostInfo& info);
@@ -136,14 +160,8 @@ std::string encode_host_info(const plan::HostInfo& info);
 /// visible_gpus.
 plan::HostInfo decode_host_info(std::string_view bytes);
 
-std::string encode_route_request(const RouteRequest& request);
+/// Throws also for a host timeout of less than 1 s.
 RouteRequest decode_route_request(std::string_view bytes);
-std::string encode_route_reply(const RouteReply& reply);
-RouteReply decode_route_reply(std::string_view bytes);
-std::string encode_probe_request(const ProbeRequest& request);
-ProbeRequest decode_probe_request(std::string_view bytes);
-std::string encode_probe_failures(const std::vector<ProbeFailure>& failures);
-std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes);
 
 std::string encode_texts(const std::vector<std::string>& texts);
 /// Expects exactly `count` texts, and makes them printable.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/net/socket.h"
+#include "lockstep/launch/protocol/message_codec.h"
 
 namespace lockstep::launcher::protocol {
 
@@ -18,6 +19,13 @@ struct RouteRequest {
   std::int32_t host_timeout_ms = 0;          ///< base::net::host_timeout() of the launcher
   std::vector<base::net::Address> launcher;  ///< addresses of the launcher; the host may reach only some of them
 };
+void fields(Is<RouteRequest> auto& request, auto& field) {
+  field(request.self);
+  field(Raw{request.token});
+  field(Raw{request.interface});
+  field(request.host_timeout_ms);
+  field(request.launcher);
+}
 
 /// A route from an agent to the launcher.
 struct Route {
@@ -26,12 +34,22 @@ struct Route {
   base::net::Address address;    ///< the agent's address on this route, where it listens for the other hosts
   std::string interface;         ///< the interface with this address
 };
+void fields(Is<Route> auto& route, auto& field) {
+  field(route.launcher);
+  field(route.connection);
+  field(route.address);
+  field(route.interface);
+}
 
 /// The agent's reply: all routes that it has found.
 struct RouteReply {
   std::vector<Route> routes;
   std::string error;  ///< why there are no routes; empty: there are some
 };
+void fields(Is<RouteReply> auto& reply, auto& field) {
+  field(reply.error);
+  field(reply.routes);
+}
 
 /// A request to an agent: connect to all other hosts. The first connection to the launcher's address with index
 /// `launcher` stays open during the job. When it ends, the agent ends its ranks.
@@ -39,11 +57,21 @@ struct ProbeRequest {
   int launcher = 0;
   std::vector<base::net::Address> peers;  ///< one per host of the job
 };
+void fields(Is<ProbeRequest> auto& request, auto& field) {
+  field(request.launcher);
+  field(request.peers);
+}
 
-/// A host that the agent does not reach. The agent's reply is a list of these.
+/// A host that the agent does not reach.
 struct ProbeFailure {
   int node = 0;
   std::string why;
 };
+void fields(Is<ProbeFailure> auto& failure, auto& field) {
+  field(failure.node);
+  field(failure.why);
+}
+/// The agent's reply.
+using ProbeReply = std::vector<ProbeFailure>;
 
 }  // namespace lockstep::launcher::protocol

@@ -144,7 +144,7 @@ class Supervisor {
     switch (frame.kind) {
       case Kind::kStdout: return output_->add(frame.rank, output::Stream::kOut, frame.payload);
       case Kind::kStderr: return output_->add(frame.rank, output::Stream::kErr, frame.payload);
-      case Kind::kRankHealth: return on_rank_health(protocol::decode_rank_health(frame.payload));
+      case Kind::kRankHealth: return on_rank_health(protocol::decoded<job::health::RankHealth>(frame.payload));
       case Kind::kPrepared: return on_prepared(agent, frame.payload);
       case Kind::kRefused: {
         const auto why = protocol::decode_texts(frame.payload, 2);
@@ -328,7 +328,7 @@ class Supervisor {
   }
 
   void send_stop(const protocol::StopRequest& request) {
-    broadcast({protocol::FrameKind::kStop, -1, protocol::encode_stop(request)});
+    broadcast({protocol::FrameKind::kStop, -1, protocol::encoded(request)});
     if (stop_at_.is_never()) stop_at_ = Deadline::in(request.notice_period);
     const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
     for (hosts::AgentLink& agent : agents_)

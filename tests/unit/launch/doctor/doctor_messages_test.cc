@@ -51,34 +51,40 @@ TEST(DoctorMessages, HostFactsRoundTrip) {
 }
 
 TEST(DoctorMessages, RequestsRoundTrip) {
-  const HostFactsRequest request = decode_host_facts_request(encode_host_facts_request({.command = {"/p", "", "a b"},
-                                                                                        .directory = "/d",
-                                                                                        .extends_own_environment = true,
-                                                                                        .environment = {"A=b"},
-                                                                                        .mpi = true}));
+  const HostFactsRequest request =
+      protocol::decoded<HostFactsRequest>(protocol::encoded(HostFactsRequest{.command = {"/p", "", "a b"},
+                                                                             .directory = "/d",
+                                                                             .extends_own_environment = true,
+                                                                             .environment = {"A=b"},
+                                                                             .mpi = true}));
   EXPECT_THAT(request.command, ElementsAre("/p", "", "a b"));
   EXPECT_THAT(request.environment, ElementsAre("A=b"));
   EXPECT_EQ(request.directory, "/d");
   EXPECT_TRUE(request.extends_own_environment && request.mpi);
-  const ListenRequest listen = decode_listen_request(encode_listen_request({1, 2, "t", "10.0.0.1"}));
+  const ListenRequest listen =
+      protocol::decoded<ListenRequest>(protocol::encoded(ListenRequest{1, 2, "t", "10.0.0.1"}));
   EXPECT_EQ(std::tie(listen.self, listen.caller, listen.token, listen.host), std::tuple(1, 2, "t", "10.0.0.1"));
-  const ListenReply reply = decode_listen_reply(encode_listen_reply({{"10.0.0.1", 41000}, "e"}));
+  const ListenReply reply = protocol::decoded<ListenReply>(protocol::encoded(ListenReply{{"10.0.0.1", 41000}, "e"}));
   EXPECT_EQ(base::net::to_string(reply.address) + reply.error, "10.0.0.1:41000e");
-  const MeasureRequest measure = decode_measure_request(encode_measure_request({3, 4, "t", {"10.0.0.1", 7}}));
+  const MeasureRequest measure =
+      protocol::decoded<MeasureRequest>(protocol::encoded(MeasureRequest{3, 4, "t", {"10.0.0.1", 7}}));
   EXPECT_EQ(std::tie(measure.self, measure.peer, measure.token, measure.address.port), std::tuple(3, 4, "t", 7));
-  const LinkSpeed speed = decode_link_speed(encode_link_speed({11, 12, 13, "x\n"}));
+  const LinkSpeed speed = protocol::decoded<LinkSpeed>(protocol::encoded(LinkSpeed{11, 12, 13, "x\n"}));
   EXPECT_EQ(std::tie(speed.round_trip_ns, speed.bytes, speed.ns, speed.error), std::tuple(11, 12u, 13, "x?"));
 }
 
 TEST(DoctorMessages, EveryTruncationIsRejected) {
   const std::vector<std::pair<std::string, std::function<void(std::string_view)>>> all = {
       {encode_host_facts(sample_facts()), [](std::string_view bytes) { decode_host_facts(bytes); }},
-      {encode_host_facts_request({.command = {"a"}, .environment = {"b"}}),
-       [](std::string_view bytes) { decode_host_facts_request(bytes); }},
-      {encode_listen_request({1, 2, "t", "h"}), [](std::string_view bytes) { decode_listen_request(bytes); }},
-      {encode_listen_reply({{"h", 1}, ""}), [](std::string_view bytes) { decode_listen_reply(bytes); }},
-      {encode_measure_request({1, 2, "t", {"h", 1}}), [](std::string_view bytes) { decode_measure_request(bytes); }},
-      {encode_link_speed({}), [](std::string_view bytes) { decode_link_speed(bytes); }},
+      {protocol::encoded(HostFactsRequest{.command = {"a"}, .environment = {"b"}}),
+       [](std::string_view bytes) { protocol::decoded<HostFactsRequest>(bytes); }},
+      {protocol::encoded(ListenRequest{1, 2, "t", "h"}),
+       [](std::string_view bytes) { protocol::decoded<ListenRequest>(bytes); }},
+      {protocol::encoded(ListenReply{{"h", 1}, ""}),
+       [](std::string_view bytes) { protocol::decoded<ListenReply>(bytes); }},
+      {protocol::encoded(MeasureRequest{1, 2, "t", {"h", 1}}),
+       [](std::string_view bytes) { protocol::decoded<MeasureRequest>(bytes); }},
+      {protocol::encoded(LinkSpeed{}), [](std::string_view bytes) { protocol::decoded<LinkSpeed>(bytes); }},
   };
   for (const auto& [bytes, decode] : all) {
     EXPECT_NO_THROW(decode(bytes));

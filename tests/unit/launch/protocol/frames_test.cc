@@ -76,23 +76,23 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   ASSERT_EQ(info.cpus.size(), 2u);
   EXPECT_EQ(info.cpus[1].core, 4);
   const RouteRequest request = decode_route_request(
-      encode_route_request({3, std::string(32, '\0'), "^docker0", 5000, {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+      encoded(RouteRequest{3, std::string(32, '\0'), "^docker0", 5000, {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
   EXPECT_EQ(request.self, 3);
   EXPECT_EQ(request.token, std::string(32, '\0'));
   EXPECT_EQ(request.interface, "^docker0");
   EXPECT_EQ(request.host_timeout_ms, 5000);
   ASSERT_EQ(request.launcher.size(), 2u);
   EXPECT_EQ(base::net::to_string(request.launcher[1]), "[fd00::1]:65535");
-  const RouteReply reply = decode_route_reply(encode_route_reply({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
+  const RouteReply reply = decoded<RouteReply>(encoded(RouteReply{{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
   ASSERT_EQ(reply.routes.size(), 1u);
   EXPECT_EQ(reply.routes[0].launcher, 1);
   EXPECT_EQ(reply.routes[0].connection, 7u);
   EXPECT_EQ(reply.routes[0].address.port, 6);
   EXPECT_EQ(reply.routes[0].interface + reply.error, "eth0why");
-  const ProbeRequest probe = decode_probe_request(encode_probe_request({1, {{"a", 1}, {"b", 2}}}));
+  const ProbeRequest probe = decoded<ProbeRequest>(encoded(ProbeRequest{1, {{"a", 1}, {"b", 2}}}));
   EXPECT_EQ(probe.launcher, 1);
   EXPECT_EQ(probe.peers.at(1).host, "b");
-  const auto failures = decode_probe_failures(encode_probe_failures({{2, "refused"}}));
+  const auto failures = decoded<ProbeReply>(encoded(ProbeReply{{2, "refused"}}));
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0].why, "refused");
   EXPECT_EQ(decode_texts(encode_texts({"a", "b"}), 2).at(1), "b");
@@ -142,14 +142,14 @@ TEST(Frames, HeaderIsCheckedBeforeThePayload) {
 }
 
 TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
-  const StopRequest stop = decode_stop(
-      encode_stop({.signal = 15, .notice_period = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
+  const StopRequest stop = decoded<StopRequest>(
+      encoded(StopRequest{.signal = 15, .notice_period = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::health::RankHealth health = decode_rank_health(encode_rank_health(
-      {3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), job::health::RankPhase::kBeforeWorld, 'T',
-       std::chrono::milliseconds(8), std::chrono::milliseconds(9), true, 10, 11, 12}));
+  const job::health::RankHealth health = decoded<job::health::RankHealth>(encoded(job::health::RankHealth{
+      3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), job::health::RankPhase::kBeforeWorld, 'T',
+      std::chrono::milliseconds(8), std::chrono::milliseconds(9), true, 10, 11, 12}));
   EXPECT_EQ(health.rank, 3);
   EXPECT_EQ(health.since_heartbeat.count(), 5);
   EXPECT_EQ(health.since_progress.count(), 7);
@@ -234,13 +234,13 @@ TEST(Frames, EverySnapshotTruncationIsRejected) {
 
 TEST(Frames, RankExitRoundTrips) {
   const RankExit end = decode_rank_exit(
-      encode_rank_exit({.rank = 5, .pid = 4711, .signal = 9, .message = "ValueError: x", .ports = {7}}));
+      encoded(RankExit{.rank = 5, .pid = 4711, .signal = 9, .message = "ValueError: x", .ports = {7}}));
   EXPECT_EQ(end.ports[0], 7);
   EXPECT_EQ(end.rank, 5);
   EXPECT_EQ(end.pid, 4711);
   EXPECT_EQ(end.signal, 9);
   EXPECT_EQ(end.message, "ValueError: x");
-  EXPECT_THROW(decode_rank_exit(encode_rank_exit({.message = std::string(5000, 'x')})), base::Error);
+  EXPECT_THROW(decode_rank_exit(encoded(RankExit{.message = std::string(5000, 'x')})), base::Error);
   EXPECT_THROW(decode_rank_exit("short"), base::Error);
   EXPECT_EQ(to_text(end), "killed by SIGKILL");
   EXPECT_EQ(end.exit_code(), 137);
