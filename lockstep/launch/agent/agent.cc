@@ -69,13 +69,15 @@ class Agent {
     while (has_children_) poll_once();
 
     output_.forward_rest();
-    queue_frame(protocol::FrameKind::kDone, -1);
+    queue_frame(Kind::kDone, -1);
     // bounded: the launcher reads the queue, or it is lost
     while (!launcher_lost_ && queue_.flush() && !queue_.empty()) poll_once();
     return 0;
   }
 
  private:
+  using Kind = protocol::FrameKind;
+
   /// Completes the plan with facts about this host: the working directory, the path of a staged program, and the
   /// agent's own environment. Checks what can be checked before any rank runs. Queues a kPrepared frame or, on an
   /// error, a kRefused frame.
@@ -93,10 +95,10 @@ class Agent {
       if (liveness_fd_) check_interfaces(job.environment);
       process::check_startable(job.program);
       for (const std::string& warning : plan::check_variables(job.environment)) warnings += warning + "\n";
-      queue_frame(protocol::FrameKind::kPrepared, -1, std::move(warnings));
+      queue_frame(Kind::kPrepared, -1, std::move(warnings));
       return job;
     } catch (const base::Error& error) {
-      queue_frame(protocol::FrameKind::kRefused, -1, protocol::encode_texts({error.what(), error.hint()}));
+      queue_frame(Kind::kRefused, -1, protocol::encode_texts({error.what(), error.hint()}));
       return std::nullopt;
     }
   }
@@ -113,7 +115,7 @@ class Agent {
       try {
         start_rank(job, plan, null.get(), max_files);
       } catch (const base::SystemError& error) {
-        queue_frame(protocol::FrameKind::kStartFailed, plan.rank,
+        queue_frame(Kind::kStartFailed, plan.rank,
                     protocol::encode_numbers({static_cast<int>(process::StartStep::kFork), error.error_number()}));
         stop({.signal = SIGKILL});
         return;
@@ -141,13 +143,13 @@ class Agent {
     process.session = process.pid;
     output_.add_rank(plan.rank, {std::move(out.read), std::move(err.read)});
     if (in.write) stdin_.add_rank(std::move(in.write));
-    queue_frame(protocol::FrameKind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
+    queue_frame(Kind::kStarted, plan.rank, protocol::encode_numbers({process.pid}));
     ranks_.push_back(std::move(process));
     ++num_running_;
   }
 
   void write_stdin() {
-    if (stdin_.flush()) queue_frame(protocol::FrameKind::kStdinTaken, -1);
+    if (stdin_.flush()) queue_frame(Kind::kStdinTaken, -1);
   }
 
   void watch_events() {
@@ -184,7 +186,6 @@ class Agent {
   }
 
   void handle_frame(const protocol::Frame& frame) {
-    using Kind = protocol::FrameKind;
     switch (frame.kind) {
       case Kind::kStart:
         if (const auto job = std::exchange(prepared_job_, std::nullopt)) start_ranks(*job);
@@ -242,7 +243,7 @@ class Agent {
     // Send snapshots now: when the launcher requests them, the other ranks may have exited.
     if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
     send_saved_checkpoint(process);
-    queue_frame(protocol::FrameKind::kRankExited, process.rank, protocol::encoded(end));
+    queue_frame(Kind::kRankExited, process.rank, protocol::encoded(end));
     if (process.deferred_signal != 0) ::kill(-process.session, process.deferred_signal);
     process.succeeded = end.exit_code() == 0 || end.exit_code() == base::exit_code(base::Cause::kPreempted);
     process.pid = -1;
@@ -252,7 +253,7 @@ class Agent {
   void report_start_failures() {
     process::StartFailure failure;
     while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
-      queue_frame(protocol::FrameKind::kStartFailed, failure.id,
+      queue_frame(Kind::kStartFailed, failure.id,
                   protocol::encode_numbers({static_cast<int>(failure.step), failure.error}));
   }
 
@@ -286,11 +287,11 @@ class Agent {
           if (!activity) activity = process::read_activity();
           process.monitor.add_activity(process.pid, *activity, now, health);
         }
-        queue_frame(protocol::FrameKind::kRankHealth, process.rank, protocol::encoded(health));
+        queue_frame(Kind::kRankHealth, process.rank, protocol::encoded(health));
       }
       send_saved_checkpoint(process);
     }
-    if (queue_.empty()) queue_frame(protocol::FrameKind::kAlive, -1);
+    if (queue_.empty()) queue_frame(Kind::kAlive, -1);
     check_for_foreign_library();
   }
 
@@ -302,13 +303,13 @@ class Agent {
       return;
     const std::string_view found = find_foreign_library(process::descendants());
     has_foreign_library_ = !found.empty();
-    if (has_foreign_library_) queue_frame(protocol::FrameKind::kUsesLibrary, -1, std::string(found));
+    if (has_foreign_library_) queue_frame(Kind::kUsesLibrary, -1, std::string(found));
   }
 
   void send_snapshots() {
     for (const RankProcess& process : ranks_)
       if (const auto snapshot = process.monitor.snapshot())
-        queue_frame(protocol::FrameKind::kSnapshot, process.rank, protocol::encode_snapshot(*snapshot));
+        queue_frame(Kind::kSnapshot, process.rank, protocol::encode_snapshot(*snapshot));
   }
 
   std::vector<protocol::RankStatus> rank_statuses() const {
@@ -323,7 +324,7 @@ class Agent {
     const std::int64_t saved = process.monitor.durable_checkpoint();
     if (saved <= last_saved_) return;
     last_saved_ = saved;
-    queue_frame(protocol::FrameKind::kCheckpointSaved, process.rank, protocol::encode_numbers({saved}));
+    queue_frame(Kind::kCheckpointSaved, process.rank, protocol::encode_numbers({saved}));
   }
 
   void write_stacks(const std::vector<int>& ranks) {
@@ -338,15 +339,14 @@ class Agent {
       const bool is_ours = std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) != descendant_pids.end();
       const std::string python = process::read_python_stacks(process::tree_of(process.pid, processes), python_deadline);
       if (const std::string place = process::python_location(python); !place.empty())
-        queue_frame(protocol::FrameKind::kPythonLocation, process.rank, place);
+        queue_frame(Kind::kPythonLocation, process.rank, place);
       try {
         process::StackDump dump(process.rank, is_ours ? page_pid : process.pid, run_dir_, python);
         if (dump.tool() > 0) dumps_.push_back(std::move(dump));
         all_have_python &= !python.empty();
       } catch (const base::Error& error) {  // as in a folder that is read-only: the launcher prints them
         constexpr std::size_t kMaxBytes = std::size_t{64} << 10;
-        queue_frame(protocol::FrameKind::kStacks, process.rank,
-                    std::string(error.what()) + "\n" + python.substr(0, kMaxBytes));
+        queue_frame(Kind::kStacks, process.rank, std::string(error.what()) + "\n" + python.substr(0, kMaxBytes));
       }
     }
     dumps_end_at_ = all_have_python ? short_end : long_end;
@@ -356,8 +356,7 @@ class Agent {
   void end_left_behind() {
     end_left_behind_at_ = Deadline::never();
     if (kill_at_.is_never())
-      for (const auto& [rank, processes] : find_left_behind(ranks_))
-        queue_frame(protocol::FrameKind::kLeftBehind, rank, processes);
+      for (const auto& [rank, processes] : find_left_behind(ranks_)) queue_frame(Kind::kLeftBehind, rank, processes);
     for (const pid_t pid : process::descendants()) ::kill(pid, SIGTERM);
     kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
   }
@@ -381,11 +380,10 @@ class Agent {
     give_up_at_ = Deadline::never();
     if (!std::exchange(has_children_, false)) return;
     for (const RankProcess& process : ranks_)
-      if (process.pid > 0)
-        queue_frame(protocol::FrameKind::kUnkillable, process.rank, protocol::encode_numbers({process.pid}));
+      if (process.pid > 0) queue_frame(Kind::kUnkillable, process.rank, protocol::encode_numbers({process.pid}));
     if (num_running_ == 0)
       for (const pid_t pid : process::descendants())
-        queue_frame(protocol::FrameKind::kUnkillable, -1, protocol::encode_numbers({pid}));
+        queue_frame(Kind::kUnkillable, -1, protocol::encode_numbers({pid}));
   }
 
   void on_launcher_lost() {
@@ -394,9 +392,7 @@ class Agent {
     stop({.signal = SIGKILL});
   }
 
-  void queue_frame(protocol::FrameKind kind, int rank, std::string payload = {}) {
-    queue_.push({kind, rank, std::move(payload)});
-  }
+  void queue_frame(Kind kind, int rank, std::string payload = {}) { queue_.push({kind, rank, std::move(payload)}); }
 
   process::EventLoop loop_;
   base::Fd signals_;

@@ -73,13 +73,14 @@ class Supervisor {
   }
 
  private:
+  using Kind = protocol::FrameKind;
+
   void send_jobs(plan::LaunchContext context) {
     context.key = job::JobKey::random();
     store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
     context.store = store_->address();
     const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
-    for (std::size_t i = 0; i < agents_.size(); ++i)
-      agents_[i].send({protocol::FrameKind::kJob, -1, protocol::encode_job(jobs[i])});
+    for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({Kind::kJob, -1, protocol::encode_job(jobs[i])});
   }
 
   /// Records that the host has failed, or that its ranks are no longer monitored.
@@ -105,7 +106,7 @@ class Supervisor {
     loop_.on_readable([this] { return stdin_.poll_fd(); },
                       [this] {
                         stdin_.forward([&](std::size_t agent, const std::string& bytes) {
-                          agents_[agent].send({protocol::FrameKind::kStdin, -1, bytes});
+                          agents_[agent].send({Kind::kStdin, -1, bytes});
                         });
                       });
     loop_.on_readable([this] { return status_.fd(); }, [this] { status_.accept(agents_); });
@@ -139,7 +140,6 @@ class Supervisor {
   }
 
   void handle_frame(std::size_t agent, const protocol::Frame& frame) {
-    using Kind = protocol::FrameKind;
     const auto number = [&] { return protocol::decode_numbers(frame.payload, 1)[0]; };
     switch (frame.kind) {
       case Kind::kStdout: return output_->add(frame.rank, output::Stream::kOut, frame.payload);
@@ -245,7 +245,7 @@ class Supervisor {
   void on_signal(int signal) {
     if (signal == SIGUSR1 || signal == SIGUSR2) {
       outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
-      return broadcast({protocol::FrameKind::kSignal, -1, protocol::encode_numbers({signal})});
+      return broadcast(Kind::kSignal, protocol::encode_numbers({signal}));
     }
     if (signal == SIGCHLD) return;
     const bool again = stop_signal_ != 0 || verdict_;
@@ -274,7 +274,7 @@ class Supervisor {
 
   void request_snapshots() {
     if (std::exchange(snapshots_requested_, true)) return;
-    broadcast({protocol::FrameKind::kSnapshotRequest, -1, {}});
+    broadcast(Kind::kSnapshotRequest);
     for (std::size_t i = 0; i < agents_.size(); ++i)
       if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
     snapshot_deadline_ = Deadline::in(base::kSnapshotTimeout);
@@ -296,8 +296,7 @@ class Supervisor {
     add_step_and_operation(verdict_->fatal, ranks);
     request_stack(*verdict_, exits_, run_dir_, locations_);
     job::publish_cause(store_->store(), verdict_->fatal);
-    if (!verdict_->stacks.empty())
-      broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
+    if (!verdict_->stacks.empty()) broadcast(Kind::kWriteStacks, protocol::encode_ranks(verdict_->stacks));
     send_stop({.signal = SIGTERM, .notice_period = base::kFailureNotice, .grace = options_.fail_grace});
   }
 
@@ -328,7 +327,7 @@ class Supervisor {
   }
 
   void send_stop(const protocol::StopRequest& request) {
-    broadcast({protocol::FrameKind::kStop, -1, protocol::encoded(request)});
+    broadcast(Kind::kStop, protocol::encoded(request));
     if (stop_at_.is_never()) stop_at_ = Deadline::in(request.notice_period);
     const auto stacks = verdict_ && !verdict_->stacks.empty() ? base::kStackWait : 0s;
     for (hosts::AgentLink& agent : agents_)
@@ -342,7 +341,7 @@ class Supervisor {
         output_->print_note("warning: " + base::telemetry::printable(warning) +
                             (nodes_.size() > 1 && !nodes_[agent].is_local ? " (on " + nodes_[agent].name + ")" : ""));
     if (++num_prepared_ < agents_.size() || verdict_) return;
-    broadcast({protocol::FrameKind::kStart, -1, {}});
+    broadcast(Kind::kStart);
     stdin_.start();
   }
 
@@ -356,7 +355,7 @@ class Supervisor {
   void stop_with_stacks() {
     output_->print_note("writing the stacks of all ranks, and stopping them");
     conclude(judge_quit(static_cast<int>(locations_.size()), run_dir_, nodes_.size() > 1));
-    broadcast({protocol::FrameKind::kWriteStacks, -1, protocol::encode_ranks(verdict_->stacks)});
+    broadcast(Kind::kWriteStacks, protocol::encode_ranks(verdict_->stacks));
     send_stop({.signal = SIGTERM, .grace = options_.fail_grace});
   }
 
@@ -376,13 +375,13 @@ class Supervisor {
       for (int first = nodes_[0].ranks; first <= ack.rank; first += nodes_[++agent].ranks) {
       }
       agents_[agent].send(
-          {protocol::FrameKind::kOutputAck, ack.rank,
+          {Kind::kOutputAck, ack.rank,
            protocol::encode_numbers({static_cast<int>(ack.stream), static_cast<std::int64_t>(ack.bytes)})});
     }
   }
 
-  void broadcast(const protocol::Frame& frame) {
-    for (hosts::AgentLink& agent : agents_) agent.send(frame);
+  void broadcast(Kind kind, const std::string& payload = {}) {
+    for (hosts::AgentLink& agent : agents_) agent.send({kind, -1, payload});
   }
 
   /// Stops the job: no process monitors the ranks of this agent or reads their output.
