@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace lockstep::base {
@@ -35,13 +36,16 @@ std::string escaped(std::string_view text, std::size_t limit = 1024);
 /// Returns whether all of `text` are ASCII letters, digits or characters of `others`; true for "".
 bool is_alnum_or(std::string_view text, std::string_view others);
 
-/// Returns the text of each item, which is what `text_of` returns, separated by `separator`.
+/// Returns the text of each item, which is what `text_of` returns, a text or a number, separated by `separator`.
 template <typename Items, typename TextOf = std::identity>
 std::string joined(const Items& items, std::string_view separator = ", ", const TextOf& text_of = {}) {
   std::string text;
   for (const auto& item : items) {
     if (!text.empty()) text += separator;
-    text += text_of(item);
+    if constexpr (std::is_arithmetic_v<std::decay_t<decltype(text_of(item))>>)
+      text += std::to_string(text_of(item));
+    else
+      text += text_of(item);
   }
   return text;
 }

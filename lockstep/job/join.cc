@@ -100,17 +100,14 @@ std::vector<Member> wait_for_members(Store& store, const identity::Identity& id,
     if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
   }
   if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
-  std::string missing;
-  int count = 0;
+  std::vector<int> missing;
   for (int rank = 0; rank < id.world_size; ++rank)
-    if (members[static_cast<std::size_t>(rank)].host.empty()) {
-      missing += (count++ ? ", " : "") + std::to_string(rank);
-    }
-  if (count)
-    throw CommError(
-        Cause::kJoinTimeout, "init", id.rank, -1,
-        std::to_string(count) + " of " + std::to_string(id.world_size) + " ranks did not join in time: " + missing,
-        "check that they were started with this address (" + to_string(id.address) + ") and world size");
+    if (members[static_cast<std::size_t>(rank)].host.empty()) missing.push_back(rank);
+  if (!missing.empty())
+    throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
+                    std::to_string(missing.size()) + " of " + std::to_string(id.world_size) +
+                        " ranks did not join in time: " + base::joined(missing),
+                    "check that they were started with this address (" + to_string(id.address) + ") and world size");
   return members;
 }
 

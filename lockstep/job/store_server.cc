@@ -229,9 +229,9 @@ struct StoreServer::Impl {
          .rank = *unreachable_ranks.begin(),
          .host = hosts.size() == 1 ? host_list : "",
          .gen = credentials.generation,
-         .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") +
-                   base::joined(unreachable_ranks, ",", [](int rank) { return std::to_string(rank); }) + " on " +
-                   host_list + " cannot be reached: the host has not answered for " + base::net::host_timeout_text(),
+         .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + base::joined(unreachable_ranks, ",") +
+                   " on " + host_list + " cannot be reached: the host has not answered for " +
+                   base::net::host_timeout_text(),
          .hint = "check that the host is up and that the network between it and " + to_string(address) + " works"});
   }
 

@@ -78,8 +78,7 @@ const OperationRecord* current_operation(const RankSnapshot& rank) {
 }
 
 std::string format_ranks(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") +
-         base::joined(ranks, ",", [](int rank) { return std::to_string(rank); });
+  return (ranks.size() == 1 ? "rank " : "ranks ") + base::joined(ranks, ",");
 }
 
 const OperationRecord* last_finished_operation(const RankSnapshot& rank) {

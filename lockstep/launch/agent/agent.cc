@@ -157,7 +157,7 @@ class Agent {
     // No data is sent on this connection, so it has ended.
     loop_.on_readable([this] { return launcher_lost_ ? -1 : liveness_fd_.get(); }, [this] { on_launcher_lost(); });
     loop_.on_readable([this] { return status_responder_->fd(); },
-                      [this] { status_responder_->reply([this] { return rank_statuses(); }); });
+                      [this] { status_responder_->reply(rank_statuses()); });
     loop_.on_readable([this] { return signals_.get(); }, [this] { reap_children(); });
     loop_.on_writable([this] { return launcher_lost_ || queue_.empty() ? -1 : STDOUT_FILENO; }, [] {});
     loop_.at([this] { return rank_health_at_; }, [this] { send_rank_health(); });
@@ -332,7 +332,7 @@ class Agent {
     bool all_have_python = true;
     const auto python_deadline = Deadline::in(base::kPythonStackTimeout);
     const std::vector<pid_t> descendant_pids = process::descendants();
-    const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
+    const std::map<pid_t, process::ProcessCounters> processes = process::read_processes();
     for (const RankProcess& process : ranks_) {
       if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
       const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page

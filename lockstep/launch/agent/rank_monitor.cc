@@ -168,12 +168,10 @@ StatusResponder::StatusResponder(plan::JobLabel label) : label_(std::move(label)
   }
 }
 
-void StatusResponder::reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const {
-  while (const base::Fd connection = listener_->try_accept()) {
-    protocol::JobStatus job{.label = label_, .is_whole = false, .ranks = find_ranks()};
-    for (protocol::RankStatus& rank : job.ranks) rank.host = host_;
-    protocol::send_job_status(connection.get(), job);
-  }
+void StatusResponder::reply(std::vector<protocol::RankStatus> ranks) const {
+  for (protocol::RankStatus& rank : ranks) rank.host = host_;
+  const protocol::JobStatus job{.label = label_, .is_whole = false, .ranks = std::move(ranks)};
+  while (const base::Fd connection = listener_->try_accept()) protocol::send_job_status(connection.get(), job);
 }
 
 }  // namespace lockstep::launcher::agent

@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,7 +18,6 @@
 #include "lockstep/job/job_key.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/activity.h"
-#include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/protocol/status_messages.h"
 
 namespace lockstep::launcher::agent {
@@ -100,8 +98,8 @@ class StatusResponder {
 
   /// Returns the descriptor to poll for reading. Then call reply().
   int fd() const { return listener_ ? listener_->fd() : -1; }
-  /// Replies to all processes of this user that have connected. Calls `find_ranks` for each.
-  void reply(const std::function<std::vector<protocol::RankStatus>()>& find_ranks) const;
+  /// Replies to all processes of this user that have connected.
+  void reply(std::vector<protocol::RankStatus> ranks) const;
 
  private:
   const plan::JobLabel label_;

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -19,24 +17,19 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/launch/process/activity.h"
-#include "lockstep/launch/process/process_sample.h"
 #include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/process/signal_masks.h"
+#include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher::agent {
 namespace {
 
-std::string read_process_file(pid_t pid, const std::string& name) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::optional<int> rank_of(pid_t pid, const std::vector<RankProcess>& ranks) {
   for (const RankProcess& rank : ranks)
     if (rank.session == ::getsid(pid)) return rank.rank;
   constexpr std::string_view kVariable = "LOCKSTEP_RANK=";
-  for (const std::string& entry : base::split(read_process_file(pid, "environ"), '\0'))
+  for (const std::string& entry : base::split(process::read_file("/proc/" + std::to_string(pid) + "/environ"), '\0'))
     if (entry.starts_with(kVariable))
       if (const auto rank = base::parse_int(entry.substr(kVariable.size()))) return static_cast<int>(*rank);
   return std::nullopt;
@@ -118,13 +111,14 @@ std::string add_python_hook(plan::JobPlan& job, const std::string& staged_hook) 
            base::quoted(folder, 256);
   const auto outer = process::find_variable(job.environment, "PYTHONPATH");
   std::string value = "PYTHONPATH=" + folder + (outer && !outer->empty() ? ":" + std::string(*outer) : "");
-  std::erase_if(job.environment, [](const std::string& one) { return process::variable_name(one) == "PYTHONPATH"; });
+  std::erase_if(job.environment,
+                [](const std::string& variable) { return process::variable_name(variable) == "PYTHONPATH"; });
   job.environment.push_back(std::move(value));
   return "";
 }
 
 void forward_signal(const std::vector<RankProcess>& ranks, int signal) {
-  const auto processes = process::read_activity().processes;
+  const auto processes = process::read_processes();
   std::vector<std::vector<pid_t>> trees;
   for (const RankProcess& rank : ranks)
     if (rank.pid > 0) trees.push_back(process::tree_of(rank.pid, processes));
@@ -139,7 +133,7 @@ void signal_ranks(std::vector<RankProcess>& ranks, int signal, bool also_in_worl
     signalled.push_back(&rank);
     found.push_back({.started = rank.pid, .joined = rank.monitor.pid(-1)});
   }
-  const std::vector<bool> handled = process::signal_programs(found, process::read_activity().processes, signal);
+  const std::vector<bool> handled = process::signal_programs(found, process::read_processes(), signal);
   for (std::size_t i = 0; i < signalled.size(); ++i) {
     RankProcess& rank = *signalled[i];
     rank.deferred_signal = handled[i] ? signal : 0;
@@ -152,13 +146,13 @@ void signal_ranks(std::vector<RankProcess>& ranks, int signal, bool also_in_worl
 std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& ranks) {
   constexpr int kMaxNames = 8;
   // The manager of torch's strategy "file_system" for sharing tensors: it ends 2 s after its last client.
-  constexpr std::string_view kTorchManager = "torch_shm_manag\n";
+  constexpr std::string_view kTorchManager = "torch_shm_manag";
   std::map<int, int> counts;
   std::map<int, std::string> found;
-  const std::map<pid_t, process::ProcessCounters> processes = process::read_activity().processes;
+  const std::map<pid_t, process::ProcessCounters> processes = process::read_processes();
   for (const auto& [pid, counters] : processes) {
     if (counters.parent != ::getpid() || process::sample_process(pid).state == 'Z') continue;
-    std::string name = read_process_file(pid, "comm");
+    const std::string name = process::read_file("/proc/" + std::to_string(pid) + "/comm");
     if (name == kTorchManager) continue;
     const std::optional<int> number = rank_of(pid, ranks);
     const auto rank = std::find_if(ranks.begin(), ranks.end(),
@@ -168,7 +162,6 @@ std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& rank
     const int count = ++counts[rank->rank];
     if (count == kMaxNames + 1) text += ", ...";
     if (count > kMaxNames) continue;
-    if (name.ends_with('\n')) name.pop_back();
     text += (text.empty() ? "" : ", ") + std::to_string(pid) + " (" + name + ")";
   }
   return found;

@@ -11,12 +11,10 @@ namespace lockstep::launcher::doctor {
 namespace {
 
 std::string printable_lines(std::string_view text) {
-  std::string all;
-  for (std::string line : base::split(text, '\n')) {
+  return base::joined(base::split(text, '\n'), "\n", [](std::string line) {
     std::replace(line.begin(), line.end(), '\t', ' ');
-    all += (all.empty() ? "" : "\n") + base::telemetry::printable(line);
-  }
-  return all;
+    return base::telemetry::printable(line);
+  });
 }
 
 }  // namespace

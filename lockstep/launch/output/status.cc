@@ -14,7 +14,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/job/health/progress_report.h"
-#include "lockstep/launch/process/process_sample.h"
+#include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/protocol/status_socket.h"
 
 namespace lockstep::launcher::output {

@@ -109,14 +109,6 @@ void for_each_number(const std::string& folder, const Visit& visit) {
     if (const auto number = base::parse_int(entry->d_name)) visit(static_cast<pid_t>(*number));
 }
 
-std::map<pid_t, ProcessCounters> read_processes() {
-  std::map<pid_t, ProcessCounters> all;
-  for_each_number("/proc", [&](pid_t pid) {
-    if (const auto stat = base::read_proc_stat(pid)) all[pid] = {stat->parent, all_cpu_time(*stat)};
-  });
-  return all;
-}
-
 /// The CPU time of a process, `counted` a moment ago, without that of Lockstep's own threads.
 std::chrono::milliseconds without_own_threads(pid_t pid, std::chrono::milliseconds counted) {
   std::chrono::milliseconds sum{0};
@@ -131,6 +123,14 @@ std::chrono::milliseconds without_own_threads(pid_t pid, std::chrono::millisecon
 }
 
 }  // namespace
+
+std::map<pid_t, ProcessCounters> read_processes() {
+  std::map<pid_t, ProcessCounters> all;
+  for_each_number("/proc", [&](pid_t pid) {
+    if (const auto stat = base::read_proc_stat(pid)) all[pid] = {stat->parent, all_cpu_time(*stat)};
+  });
+  return all;
+}
 
 HostActivity read_activity() {
   HostActivity all{read_processes(), {}};

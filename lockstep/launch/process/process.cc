@@ -1,6 +1,5 @@
 #include "lockstep/launch/process/process.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -12,42 +11,29 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <memory>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
-#include "lockstep/base/proc_stat.h"
+#include "lockstep/launch/process/activity.h"
 
 namespace lockstep::launcher::process {
 namespace {
 
-std::map<pid_t, pid_t> all_parents() {
-  std::map<pid_t, pid_t> parents;
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc"), ::closedir);
-  if (!directory) return parents;
-  while (const dirent* entry = ::readdir(directory.get()))
-    if (const auto pid = base::parse_int(entry->d_name))
-      if (const auto stat = base::read_proc_stat(static_cast<pid_t>(*pid)))
-        parents[static_cast<pid_t>(*pid)] = stat->parent;
-  return parents;
-}
-
 std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
-  const std::map<pid_t, pid_t> parents = all_parents();
+  const std::map<pid_t, ProcessCounters> processes = read_processes();
   const pid_t self = ::getpid();
   const auto below_us = [&](pid_t pid) {
     // The number of hops is bounded, because pids that are reused while /proc is read could form a cycle.
-    for (std::size_t hops = 0; hops < parents.size(); ++hops) {
+    for (std::size_t hops = 0; hops < processes.size(); ++hops) {
       if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
-      const auto entry = parents.find(pid);
-      if (entry == parents.end()) return false;
-      if (entry->second == self) return true;
-      pid = entry->second;
+      const auto entry = processes.find(pid);
+      if (entry == processes.end()) return false;
+      pid = entry->second.parent;
+      if (pid == self) return true;
     }
     return false;
   };
   std::vector<pid_t> found;
-  for (const auto& [pid, parent] : parents)
+  for (const auto& [pid, counters] : processes)
     if (below_us(pid)) found.push_back(pid);
   return found;
 }

@@ -298,8 +298,7 @@ std::string header(const std::vector<Directive>& all) {
   std::vector<std::string> lines;
   std::size_t column = 0;
   for (const Directive& directive : all) {
-    std::string line = "#SBATCH";
-    for (const std::string& word : directive.words) line += " " + sbatch_quote(word);
+    const std::string line = "#SBATCH " + base::joined(directive.words, " ", sbatch_quote);
     if (!directive.comment.empty() && line.size() + 2 <= kMaxCommentColumn) column = std::max(column, line.size() + 2);
     lines.push_back(line);
   }
@@ -314,9 +313,8 @@ std::string header(const std::vector<Directive>& all) {
 std::string run_line(const cli::SubmitOptions& submit, const BatchContext& context) {
   std::string text = shell_quote(context.lockstep) + " run --output=\"$logs\"";
   for (const std::string& word : submit.run_options) text += " " + shell_quote(word);
-  text += " -- \\\n ";
-  for (const std::string& word : submit.command) text += " " + shell_quote(word);
-  return text + (submit.grid.empty() ? "" : " \"${grid[@]}\"");
+  return text + " -- \\\n  " + base::joined(submit.command, " ", shell_quote) +
+         (submit.grid.empty() ? "" : " \"${grid[@]}\"");
 }
 
 /// The commands of --before. `set -u` comes after them, because scripts of environments use unset variables.
@@ -331,11 +329,8 @@ std::string preparation(const cli::SubmitOptions& submit) {
 std::string grid(const cli::SubmitOptions& submit) {
   if (submit.grid.empty()) return "";
   std::string text = "\ncase $SLURM_ARRAY_TASK_ID in\n";
-  for (std::size_t i = 0; i < submit.grid.size(); ++i) {
-    text += "  " + std::to_string(i) + ") grid=(";
-    for (const std::string& word : submit.grid[i]) text += (text.back() == '(' ? "" : " ") + shell_quote(word);
-    text += ") ;;\n";
-  }
+  for (std::size_t i = 0; i < submit.grid.size(); ++i)
+    text += "  " + std::to_string(i) + ") grid=(" + base::joined(submit.grid[i], " ", shell_quote) + ") ;;\n";
   return text + "esac\necho \"$job: ${grid[*]}\"\n";
 }
 

@@ -161,8 +161,7 @@ std::string foreign_library_note(const std::string& library, std::size_t num_ran
                                  const std::vector<std::string>& command) {
   const bool is_horovod = library == "Horovod";
   const std::string number = std::to_string(num_ranks);
-  std::string words;
-  for (const std::string& word : command) words += " " + word;
+  const std::string words = " " + base::joined(command, " ");
   return "warning: the ranks use " + std::string(is_horovod ? "Horovod" : "mpi4py") + ", for which they are " + number +
          " separate worlds of one rank, because lockstep run does not start " + (is_horovod ? "it" : "MPI") + "; use " +
          (is_horovod ? "horovodrun -np " : "mpirun -n ") + number + base::telemetry::printable(words.substr(0, 200));

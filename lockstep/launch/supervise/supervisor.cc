@@ -18,7 +18,6 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
-#include "lockstep/launch/supervise/cause_of_exits.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/status_service.h"

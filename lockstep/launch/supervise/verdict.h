@@ -7,6 +7,7 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/fatal.h"
+#include "lockstep/launch/output/output.h"
 #include "lockstep/launch/protocol/rank_exit.h"
 #include "lockstep/launch/supervise/error_texts.h"
 
@@ -91,5 +92,27 @@ std::string failure_report(const job::Fatal& fatal, const std::string& states, c
 
 /// Returns the path of the stack file of `rank`, with the host if the ranks are on several hosts. Pure.
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations);
+
+/// The verdict on ranks that have ended: what they have published, and what they have printed.
+struct CauseOfExits {
+  job::Store& store;
+  const output::Output& output;
+  const std::vector<protocol::RankLocation>& locations;
+  const std::vector<protocol::RankExit>& exits;  ///< so far, in the order of their arrival
+
+  /// Returns the cause that a rank has published, if there is one.
+  std::optional<job::Fatal> published() const;
+  /// Returns whether there is one that says more than that another process has ended.
+  bool is_known() const;
+  /// Returns whether another rank has published kUnevenInput about a rank that has not ended yet: its exit code tells
+  /// whether it had finished.
+  bool needs_exit_of_rank_that_left() const;
+  /// Returns the verdict on a job in which `end` was the first failure. See judge_exit().
+  Verdict judge(const protocol::RankExit& end) const;
+  Verdict judge(const protocol::RankExit& end, std::optional<job::Fatal> cause) const;
+  /// Completes `verdict` when all ranks have ended: ranks may have published since what led to the cause
+  /// (job::replace_cause()), and exit codes are known.
+  void settle(Verdict& verdict, const std::vector<base::telemetry::RankSnapshot>& ranks) const;
+};
 
 }  // namespace lockstep::launcher::supervise

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <thread>
 
+#include "lockstep/launch/process/activity.h"
 #include "lockstep/launch/process/process.h"
-#include "lockstep/launch/process/process_sample.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher::doctor {

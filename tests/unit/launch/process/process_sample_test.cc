@@ -1,5 +1,3 @@
-#include "lockstep/launch/process/process_sample.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -7,6 +5,8 @@
 
 #include <ctime>
 #include <vector>
+
+#include "lockstep/launch/process/activity.h"
 
 namespace lockstep::launcher::process {
 namespace {
