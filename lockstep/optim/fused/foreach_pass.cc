@@ -12,12 +12,6 @@
 
 namespace lockstep::optim::inline fused {
 
-/// Parameters that one operation updates.
-struct ForeachPass::Batch {
-  at::ScalarType dtype;
-  std::vector<std::size_t> indices;
-};
-
 ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool sharded)
     : storage_(storage), rule_(rule), sharded_(sharded), steps_(storage.parameters()) {
   if (sharded_ && rule_.needs_norms())
@@ -29,14 +23,14 @@ ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool
 
 ForeachPass::Numbers::Numbers(const std::vector<ddp::GradientSource::Parameter>& parameters)
     : of_parameter(parameters.size()) {
-  std::map<at::Device, std::vector<std::size_t>, bool (*)(const at::Device&, const at::Device&)> of_device(
-      [](const at::Device& a, const at::Device& b) {
-        return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
-      });
-  for (std::size_t index = 0; index < parameters.size(); ++index)
-    of_device[parameters[index].tensor.device()].push_back(index);
+  std::map<std::pair<at::DeviceType, at::DeviceIndex>, std::vector<std::size_t>> of_device;
+  for (std::size_t index = 0; index < parameters.size(); ++index) {
+    const at::Device device = parameters[index].tensor.device();
+    of_device[{device.type(), device.index()}].push_back(index);
+  }
   for (auto& [device, indices] : of_device) {
-    const at::Tensor all = at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device));
+    const at::Tensor all = at::zeros({static_cast<std::int64_t>(indices.size())},
+                                     at::dtype(at::kFloat).device(at::Device(device.first, device.second)));
     const std::vector<at::Tensor> each = all.unbind();
     for (std::size_t i = 0; i < indices.size(); ++i) of_parameter[indices[i]] = each[i];
     devices.push_back({all, std::move(indices)});
@@ -51,40 +45,39 @@ at::Tensor ForeachPass::shard_view(std::size_t index, const at::Tensor& whole) c
 }
 
 std::vector<std::size_t> ForeachPass::update(const at::Tensor& found_inf, bool lr_on_device) {
-  std::map<std::tuple<std::size_t, at::ScalarType, c10::DeviceType, int>, Batch> batches;
+  std::map<std::tuple<std::size_t, at::ScalarType, c10::DeviceType, int>, std::vector<std::size_t>> batches;
   std::vector<std::size_t> updated;
   for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
     const at::Tensor& tensor = storage_.parameters()[index].tensor;
     if (!tensor.grad().defined() || tensor.numel() == 0) continue;
     updated.push_back(index);
     if (storage_.shard_of(index).count == 0) continue;
-    Batch& batch =
-        batches[{rule_.batch_key(index), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}];
-    batch.dtype = tensor.scalar_type();
-    batch.indices.push_back(index);
+    batches[{rule_.batch_key(index), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}].push_back(
+        index);
   }
-  for (const auto& [key, batch] : batches) update_batch(batch.indices.front(), batch, found_inf, lr_on_device);
+  for (const auto& [key, batch] : batches) update_batch(batch, found_inf, lr_on_device);
   step_counts_stale_ |= found_inf.defined();
   return updated;
 }
 
-void ForeachPass::update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf, bool lr_on_device) {
+void ForeachPass::update_batch(const std::vector<std::size_t>& batch, const at::Tensor& found_inf, bool lr_on_device) {
   kernels::ForeachArgs list;
   std::vector<at::Tensor> stored;  // low-precision parameters, whose update is computed in float
-  const bool widen = batch.dtype == at::kBFloat16 || batch.dtype == at::kHalf;
+  const at::ScalarType dtype = storage_.parameters()[batch.front()].tensor.scalar_type();
+  const bool widen = dtype == at::kBFloat16 || dtype == at::kHalf;
   list.states.resize(rule_.state_names().size());
-  for (const std::size_t member : batch.indices) {
-    at::Tensor parameter = shard_view(member, storage_.parameters()[member].tensor.detach()),
-               gradient = shard_view(member, storage_.dense_gradient(member));
+  for (const std::size_t index : batch) {
+    at::Tensor parameter = shard_view(index, storage_.parameters()[index].tensor.detach()),
+               gradient = shard_view(index, storage_.dense_gradient(index));
     if (widen) stored.push_back(parameter);
     list.parameters.push_back(widen ? parameter.to(at::kFloat) : std::move(parameter));
     list.gradients.push_back(widen ? gradient.to(at::kFloat) : std::move(gradient));
-    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(member)[i]);
-    list.steps.push_back(steps_.of_parameter[member]);
+    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(index)[i]);
+    list.steps.push_back(steps_.of_parameter[index]);
   }
   if (found_inf.defined()) list.found_inf = found_inf.to(list.parameters.front().device());
-  if (lr_on_device) list.lr = lr_numbers().of_parameter[index];
-  rule_.update(index, list);
+  if (lr_on_device) list.lr = lr_numbers().of_parameter[batch.front()];
+  rule_.update(batch.front(), list);
   if (widen) at::_foreach_copy_(stored, list.parameters);
 }
 

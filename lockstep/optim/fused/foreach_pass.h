@@ -37,7 +37,6 @@ class ForeachPass {
   void reset_step_counts();
 
  private:
-  struct Batch;
   /// A float for each parameter on its device, 0 at first.
   struct Numbers {
     explicit Numbers(const std::vector<ddp::GradientSource::Parameter>& parameters);
@@ -48,7 +47,7 @@ class ForeachPass {
     std::vector<OfDevice> devices;
     std::vector<at::Tensor> of_parameter;  // views
   };
-  void update_batch(std::size_t index, const Batch& batch, const at::Tensor& found_inf, bool lr_on_device);
+  void update_batch(const std::vector<std::size_t>& batch, const at::Tensor& found_inf, bool lr_on_device);
   Numbers& lr_numbers();
   at::Tensor shard_view(std::size_t index, const at::Tensor& whole) const;
 

@@ -1,8 +1,9 @@
-// The passes of a fused optimizer: norms, updates, clipping, unscaling and state.
+// The passes of a fused optimizer: norms, updates, clipping, unscaling and state. FusedOptimizer forwards to them.
 #include "lockstep/optim/fused/fused_update.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -39,6 +40,27 @@ std::vector<at::Tensor> tensors_of(const ParameterStorage& storage) {
 }
 
 }  // namespace
+
+FusedOptimizer::FusedOptimizer() = default;
+FusedOptimizer::~FusedOptimizer() = default;
+
+void FusedOptimizer::average_gradients() { update_->average_gradients(); }
+at::Tensor FusedOptimizer::clip_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
+void FusedOptimizer::clip_value(double max) { update_->clip_grad_value(max); }
+void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
+void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
+bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
+amp::UnscaleResult FusedOptimizer::unscale(const at::Tensor& inverse_scale) { return update_->unscale(inverse_scale); }
+bool FusedOptimizer::step_unless_found_inf(const at::Tensor& found_inf) {
+  return update_->step_unless_found_inf(found_inf);
+}
+void FusedOptimizer::sync_step_counts() const { update_->sync_step_counts(); }
+void FusedOptimizer::skip_step() { update_->end_step(); }
+at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) { return update_->step(closure); }
+void FusedOptimizer::import_loaded_state() { update_->import_loaded_state(); }
+
+checkpoint::StateDict FusedOptimizer::state_dict() const { return update_->state_dict(); }
+void FusedOptimizer::load_state_dict(const checkpoint::StateDict& state) { update_->load_state_dict(state); }
 
 FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options)
     : source_(std::move(source)),
@@ -84,11 +106,8 @@ bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
   if (!foreach_pass_ || updates_in_backward_) return false;  // with foreach, nothing is shared
   const std::uint64_t options_hash = prepare();
   if (!rule_.can_skip()) return false;
-  struct FoundInfScope {
-    FoundInfScope(at::Tensor& place, const at::Tensor& now) : place_(place) { place_ = now; }
-    ~FoundInfScope() { place_.reset(); }
-    at::Tensor& place_;
-  } const found_inf_scope(found_inf_, found_inf);
+  found_inf_ = found_inf;
+  const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
   if (CapturedStep* captured = CapturedStep::current()) {
     step_captured(*captured);
     return true;
@@ -258,11 +277,10 @@ double FusedUpdate::sum_squared_gradients() {
 }
 
 void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options_hash) {
-  struct UseScope {
-    UseScope(comm::GradientUse& place, comm::GradientUse now) : place_(place) { place_ = now; }
-    ~UseScope() { place_ = comm::GradientUse::kUpdate; }  // for other ranks' updates after join()
-    comm::GradientUse& place_;
-  } const use_scope(gradient_use_, use);
+  gradient_use_ = use;
+  const auto reset = c10::make_scope_exit([this] {
+    gradient_use_ = comm::GradientUse::kUpdate;  // for other ranks' updates after join()
+  });
   const at::NoGradGuard no_grad;
   if (attachment_.can_run_pass)
     source_->run_pass(use, options_hash, *this);

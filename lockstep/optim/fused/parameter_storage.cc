@@ -28,7 +28,8 @@ namespace {
 using base::UsageError;
 using Parameter = ddp::GradientSource::Parameter;
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t aligned(std::size_t bytes) { return round_up(bytes, kCacheLineBytes); }
 
 c10::StorageImpl* impl_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
@@ -50,15 +51,6 @@ at::DataPtr pointer_into(const std::shared_ptr<base::PrivateView>& view, std::si
   auto* owner = new std::shared_ptr<base::PrivateView>(view);
   const auto release = [](void* context) { delete static_cast<std::shared_ptr<base::PrivateView>*>(context); };
   return {view->data() + offset, owner, release, at::kCPU};
-}
-
-std::size_t whole_pages(std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return (bytes + page - 1) / page * page;
-}
-
-at::TensorOptions state_options(const at::Tensor& parameter) {
-  return at::TensorOptions().dtype(kernels::state_dtype(parameter.scalar_type())).device(parameter.device());
 }
 
 }  // namespace
@@ -142,7 +134,7 @@ std::size_t ParameterStorage::assign_offsets() {
     storages_.push_back({parameter.tensor.storage(), end});
     end += aligned(parameter.tensor.storage().nbytes());
   }
-  return used_bytes_ = whole_pages(end);
+  return used_bytes_ = round_up(end, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
 }
 
 void ParameterStorage::move_to_shared_memory(std::size_t bytes) {
@@ -172,7 +164,7 @@ std::size_t ParameterStorage::state_bytes(std::size_t index) const {
 void ParameterStorage::allocate_states(std::size_t num_states) {
   for (std::size_t index = 0; index < parameters_.size(); ++index) {
     const at::Tensor& tensor = parameters_[index].tensor;
-    const auto options = state_options(tensor);
+    const auto options = at::dtype(kernels::state_dtype(tensor.scalar_type())).device(tensor.device());
     const std::vector<std::int64_t> sizes =
         shards_ ? std::vector{static_cast<std::int64_t>(shard_of(index).count)} : tensor.sizes().vec();
     const std::vector<std::int64_t> strides = shards_ ? std::vector{std::int64_t{1}} : tensor.strides().vec();

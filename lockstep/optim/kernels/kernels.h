@@ -105,7 +105,7 @@ bool has_kernel(at::ScalarType dtype);
 /// Aborts: there is no kernel for `dtype`.
 [[noreturn]] void fail_kernel_dtype(at::ScalarType dtype);
 
-// kernel_table_body.h defines one of these for each instruction set.
+// kernels_body.h defines one of these for each instruction set.
 namespace baseline {
 extern const KernelTable kTable;
 }

@@ -10,4 +10,4 @@
 #pragma GCC target("avx2,f16c")
 #endif
 #define LOCKSTEP_ISA avx2
-#include "lockstep/optim/kernels/kernel_table_body.h"
+#include "lockstep/optim/kernels/kernels_body.h"

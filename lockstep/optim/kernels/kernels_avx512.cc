@@ -10,4 +10,4 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
 #endif
 #define LOCKSTEP_ISA avx512
-#include "lockstep/optim/kernels/kernel_table_body.h"
+#include "lockstep/optim/kernels/kernels_body.h"

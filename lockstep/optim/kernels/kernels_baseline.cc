@@ -7,4 +7,4 @@
 
 #pragma GCC optimize("O3", "fp-contract=off")
 #define LOCKSTEP_ISA baseline
-#include "lockstep/optim/kernels/kernel_table_body.h"
+#include "lockstep/optim/kernels/kernels_body.h"
