@@ -230,9 +230,7 @@ bool Group::Impl::execute_checked(const CollectiveRequest& request, const channe
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
   if (mismatched_signatures_.empty()) return true;
-  std::vector<channel::CallSignature> calls(members.size());
-  std::memcpy(calls.data(), mismatched_signatures_.data(), calls.size() * sizeof(channel::CallSignature));
-  check_signatures(request, calls);
+  check_signatures(request, mismatched_signatures_.data());
   return true;
 }
 
@@ -249,16 +247,16 @@ std::vector<channel::CallSignature> Group::Impl::gather_signatures(const Collect
   const PendingPtr pending = channel_.start(op);
   op.kind = request.op.kind;  // for the label: the rank waits in the user's call
   channel_.wait(*pending, op, describe(mine));
-  std::vector<channel::CallSignature> calls(members.size());
-  std::memcpy(calls.data(), all_signatures_.const_data_ptr(), calls.size() * sizeof(channel::CallSignature));
-  check_signatures(request, calls);
-  return calls;
+  return check_signatures(request, all_signatures_.const_data_ptr());
 }
 
-void Group::Impl::check_signatures(const CollectiveRequest& request, const std::vector<channel::CallSignature>& calls) {
+std::vector<channel::CallSignature> Group::Impl::check_signatures(const CollectiveRequest& request, const void* bytes) {
+  std::vector<channel::CallSignature> calls(members.size());
+  std::memcpy(calls.data(), bytes, calls.size() * sizeof(channel::CallSignature));
   channel::CallMismatch difference{};
   if (channel::find_mismatch(calls, request.shape.may_shapes_differ, difference))
     throw_desync(request.op, calls, difference);
+  return calls;
 }
 
 void Group::Impl::throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,

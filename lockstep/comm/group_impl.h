@@ -98,7 +98,7 @@ struct Group::Impl {
   bool execute_checked(const CollectiveRequest& request, const channel::CallSignature& mine);
   std::vector<channel::CallSignature> gather_signatures(const CollectiveRequest& request,
                                                         const channel::CallSignature& mine);
-  void check_signatures(const CollectiveRequest& request, const std::vector<channel::CallSignature>& calls);
+  std::vector<channel::CallSignature> check_signatures(const CollectiveRequest& request, const void* bytes);
   [[noreturn]] void throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,
                                  channel::CallMismatch difference);
   PeerChannel& get_peer_channel(CollectiveKind kind, int peer);

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "lockstep/base/parse.h"
+
 namespace lockstep::comm::inline interface {
 namespace {
 
@@ -36,10 +38,8 @@ std::string_view name(at::ScalarType dtype) {
 
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
-  std::string text(name(tensor.scalar_type()));
-  text += "[";
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) text += (d ? "," : "") + std::to_string(tensor.size(d));
-  return text + "]";
+  const auto to_text = [](std::int64_t size) { return std::to_string(size); };
+  return std::string(name(tensor.scalar_type())) + "[" + base::joined(tensor.sizes(), ",", to_text) + "]";
 }
 
 std::string label(const Collective& op) {
