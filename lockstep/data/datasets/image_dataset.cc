@@ -62,32 +62,26 @@ ImageDataset::ImageDataset(ImageFolder folder, const ImageOptions& options)
       warn_once_(std::make_shared<WarnOnce>()),
       options_(validated(options)) {}
 
-const std::string& ImageDataset::read_file(std::size_t index, std::string& path) {
-  path = folder_->path(index);
+void ImageDataset::read_file(const std::string& path) {
   bytes_.clear();
   append_file_contents(path, kMaxFileBytes + 1, bytes_);
   if (bytes_.size() > kMaxFileBytes)
     throw base::FormatError(path + ":0: the file is larger than the limit of " + std::to_string(kMaxFileBytes) +
                             " bytes");
-  return bytes_;
 }
 
-void ImageDataset::load_augmented(std::size_t index, SampleRng& random, std::uint8_t* rgb) {
-  std::string path;
-  const std::string& bytes = read_file(index, path);
+void ImageDataset::load_augmented(const std::string& path, SampleRng& random, std::uint8_t* rgb) {
   const auto size = static_cast<int>(options_.size);
   const auto choose_region = [&](int width, int height) {
     const jpeg::Box box = random_crop(width, height, random, options_.crop);
     return jpeg::JpegRegion{box, options_.shrink_in_decoder ? shrink_factor(box, size) : 1};
   };
-  jpeg::decode_jpeg(bytes, path, choose_region, pixels_);
+  jpeg::decode_jpeg(bytes_, path, choose_region, pixels_);
   resize(pixels_, size, size, rgb);
   if (random.uniform_int(2) == 1) flip_horizontal(rgb, size, size);
 }
 
-void ImageDataset::load_center_crop(std::size_t index, std::uint8_t* rgb) {
-  std::string path;
-  const std::string& bytes = read_file(index, path);
+void ImageDataset::load_center_crop(const std::string& path, std::uint8_t* rgb) {
   std::pair<std::int64_t, std::int64_t> sides;
   const auto choose_region = [&](int width, int height) {
     sides = resized_size(width, height, static_cast<int>(options_.resize));
@@ -97,7 +91,7 @@ void ImageDataset::load_center_crop(std::size_t index, std::uint8_t* rgb) {
                               std::to_string(options_.resize));
     return jpeg::JpegRegion{{0, 0, width, height}};
   };
-  jpeg::decode_jpeg(bytes, path, choose_region, pixels_);
+  jpeg::decode_jpeg(bytes_, path, choose_region, pixels_);
   resized_.resize(static_cast<std::size_t>(3 * sides.first * sides.second));
   resize(pixels_, sides.first, sides.second, resized_.data());
   crop(resized_.data(), sides.first,
@@ -109,7 +103,9 @@ void ImageDataset::load_sample(std::size_t index, std::uint8_t* rgb, std::int64_
   SampleRng random(options_.seed, epoch_, index);
   for (int num_attempts = 0;; ++num_attempts) {
     try {
-      options_.augment ? load_augmented(index, random, rgb) : load_center_crop(index, rgb);
+      const std::string path = folder_->path(index);
+      read_file(path);
+      options_.augment ? load_augmented(path, random, rgb) : load_center_crop(path, rgb);
       target = folder_->label(index);
       return;
     } catch (const base::FormatError& error) {

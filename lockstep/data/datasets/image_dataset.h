@@ -67,9 +67,9 @@ class ImageDataset {
   class WarnOnce;
 
   void load_sample(std::size_t index, std::uint8_t* rgb, std::int64_t& target);
-  void load_augmented(std::size_t index, SampleRng& random, std::uint8_t* rgb);
-  void load_center_crop(std::size_t index, std::uint8_t* rgb);
-  const std::string& read_file(std::size_t index, std::string& path);
+  void read_file(const std::string& path);  // into bytes_
+  void load_augmented(const std::string& path, SampleRng& random, std::uint8_t* rgb);
+  void load_center_crop(const std::string& path, std::uint8_t* rgb);
 
   std::shared_ptr<const ImageFolder> folder_;  // shared by copies, as is warn_once_
   std::shared_ptr<WarnOnce> warn_once_;
