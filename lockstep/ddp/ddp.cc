@@ -12,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/base/process_owned.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
@@ -100,11 +101,8 @@ std::string option_text(const Value& value) {
     return std::string(comm::name(value));
   else if constexpr (std::is_arithmetic_v<Value>)
     return std::to_string(value);
-  else {
-    std::string text;
-    for (const auto& item : value) text += (text.empty() ? "" : ",") + option_text(item);
-    return text;
-  }
+  else
+    return base::joined(value, ",", [](const auto& item) { return option_text(item); });
 }
 
 }  // namespace
@@ -424,8 +422,6 @@ void DistributedDataParallel::Impl::enter_no_sync() {
   ++no_sync_depth_;
 }
 
-void DistributedDataParallel::Impl::leave_no_sync() { --no_sync_depth_; }
-
 void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active) {
   comm::StepIdentity step{.stop_requested = comm::GroupAccess::step_identity(group_).stop_requested};
   step.joined = true;
@@ -464,8 +460,6 @@ std::optional<int> DistributedDataParallel::Impl::finish_join() {
   optimizer_steps_ = values[1], local_backwards_ = values[2];
   return join_.first_active_rank;
 }
-
-void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleRef module, comm::Group group, DdpOptions options)
     : impl_(base::make_process_owned<Impl>(

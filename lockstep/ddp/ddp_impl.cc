@@ -77,7 +77,7 @@ void DistributedDataParallel::Impl::remove_hooks(HookedParameter& parameter) noe
   parameter.raw->del_post_hook(parameter.after_hook);
 }
 
-void DistributedDataParallel::Impl::check_module() {
+void DistributedDataParallel::Impl::check_before_backward() {
   module_watch_.check();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     HookedParameter& parameter = parameters_[i];

@@ -33,12 +33,14 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   /// Removes the hooks from the module, which may be destroyed afterwards.
   void detach_module();
 
-  void check_before_backward() override { check_module(); }
+  /// Throws UsageError if parameters or buffers of the module were replaced by others. Registers the hooks again of a
+  /// parameter whose autograd node was replaced; the others accumulate on the current stream.
+  void check_before_backward() override;
   void on_backward_end() override;
   void on_backward_error(const std::string& why, const std::vector<torch::autograd::Node*>& leaves) noexcept override;
 
   void enter_no_sync();
-  void leave_no_sync();
+  void leave_no_sync() { --no_sync_depth_; }
 
   // For join(): shadow reductions, to which a rank that has no more batches contributes zeros.
   void begin_shadow_reduction(bool divide_by_active);
@@ -47,7 +49,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   bool finish_shadow_reduction();
   /// Returns the rank whose parameters all ranks have got; nothing if no rank ran out of batches before another.
   std::optional<int> finish_join();
-  void abandon(const std::string& why) noexcept;
+  void abandon(const std::string& why) noexcept { reducer_->abandon(why); }
   /// Throws UsageError if join() cannot be used with this model's options or optimizer.
   void check_join_allowed() const;
 
@@ -137,9 +139,6 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
 
   void register_hooks(std::size_t index);
   void remove_hooks(HookedParameter& parameter) noexcept;
-  /// Throws UsageError if parameters or buffers of the module were replaced by others. Registers the hooks again of a
-  /// parameter whose autograd node was replaced; the others accumulate on the current stream.
-  void check_module();
   /// Called before a parameter accumulates its gradient, on the thread that called backward(), or on one of autograd's
   /// threads for a GPU. The first call in a backward() joins it.
   void on_gradient_arrives();
