@@ -285,13 +285,9 @@ void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options_hash) {
   if (attachment_.can_run_pass)
     source_->run_pass(use, options_hash, *this);
   else if (foreach_pass_)
-    run_foreach_pass();
+    for (const std::size_t index : foreach_pass_->update(found_inf_)) rule_.on_updated(index, storage_.states(index));
   else
     run_local_pass();
-}
-
-void FusedUpdate::run_foreach_pass() {
-  for (const std::size_t index : foreach_pass_->update(found_inf_)) rule_.on_updated(index, storage_.states(index));
 }
 
 void FusedUpdate::update_all(std::uint64_t options_hash) {
@@ -347,22 +343,16 @@ ElementRange FusedUpdate::owned_range(const comm::GradientChunk& chunk, std::siz
 }
 
 void FusedUpdate::measure(const comm::GradientChunk& chunk) {
-  measuring_norms_ ? measure_chunk_norms(chunk) : sum_chunk_squares(chunk);
-}
-
-void FusedUpdate::sum_chunk_squares(const comm::GradientChunk& chunk) {
-  double* sums = storage_.partial_sums(chunk.gradient_index) + chunk.offset / ParameterStorage::kElementsPerSum;
-  for (std::size_t done = 0; done < chunk.count; done += ParameterStorage::kElementsPerSum) {
-    const std::size_t count = std::min(ParameterStorage::kElementsPerSum, chunk.count - done);
-    *sums++ = kernels::kernels().sum_of_squares(RangeArgs(*this, chunk, {chunk.offset + done, count}).kernel);
-  }
-}
-
-void FusedUpdate::measure_chunk_norms(const comm::GradientChunk& chunk) {
   const std::size_t stop = chunk.offset + chunk.count;
   for (std::size_t first = chunk.offset; first < stop; first += ParameterStorage::kElementsPerSum) {
     const std::size_t place = first / ParameterStorage::kElementsPerSum;
-    const ElementRange range = owned_range(chunk, first, std::min(first + ParameterStorage::kElementsPerSum, stop));
+    const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop);
+    if (!measuring_norms_) {
+      storage_.partial_sums(chunk.gradient_index)[place] =
+          kernels::kernels().sum_of_squares(RangeArgs(*this, chunk, {first, end - first}).kernel);
+      continue;
+    }
+    const ElementRange range = owned_range(chunk, first, end);
     kernels::SquaredNorms squares{};
     if (range.count > 0) squares = rule_.measure_norms(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
     storage_.partial_sums(chunk.gradient_index, 0)[place] = squares.parameter;

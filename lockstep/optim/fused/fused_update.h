@@ -94,10 +94,7 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   void initialize_state(std::size_t index);
   void run_pass(comm::GradientUse use, std::uint64_t options_hash);
   void update_all(std::uint64_t options_hash);
-  void sum_chunk_squares(const comm::GradientChunk& chunk);
-  void measure_chunk_norms(const comm::GradientChunk& chunk);
   void run_local_pass();
-  void run_foreach_pass();
 
   const std::shared_ptr<ddp::GradientSource> source_;
   UpdateRule& rule_;

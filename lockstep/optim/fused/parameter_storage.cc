@@ -70,7 +70,6 @@ ParameterStorage::ParameterStorage(std::shared_ptr<ddp::GradientSource> source, 
     for (std::size_t index = 0; index < parameters_.size(); ++index) bytes += num_states * state_bytes(index);
     move_to_shared_memory(bytes);
   }
-  find_aliases();
   allocate_states(num_states);
   allocate_sums(num_partial_sums);
   for (const Parameter& parameter : parameters_) {
@@ -116,12 +115,6 @@ void ParameterStorage::check_storages() const {
               std::to_string(parameter.tensor.storage().nbytes()) +
               " bytes whose other elements are not parameters; the ranks of a host can share only parameters",
           "clone() the tensor before it is registered");
-}
-
-void ParameterStorage::find_aliases() {
-  std::map<c10::StorageImpl*, std::vector<std::size_t>> of_storage;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) of_storage[impl_of(parameters_[i].tensor)].push_back(i);
-  for (const Parameter& parameter : parameters_) aliases_.push_back(of_storage[impl_of(parameter.tensor)]);
 }
 
 std::size_t ParameterStorage::assign_offsets() {
@@ -293,12 +286,14 @@ void ParameterStorage::publish(const std::vector<base::PrivateView::Range>& chan
 }
 
 void ParameterStorage::require_unaliased() const {
-  for (const std::vector<std::size_t>& aliases : aliases_)
-    if (aliases.size() > 1)
-      throw UsageError("update_in_backward(): parameters " + parameters_[aliases[0]].name + " and " +
-                           parameters_[aliases[1]].name +
+  std::map<c10::StorageImpl*, std::string> users;
+  for (const auto& [name, tensor] : parameters_) {
+    const auto [user, is_first] = users.emplace(impl_of(tensor), name);
+    if (!is_first)
+      throw UsageError("update_in_backward(): parameters " + user->second + " and " + name +
                            " are in one storage, so one could be updated while a graph still needs the other",
                        "disable update_in_backward(), or give each parameter its own memory");
+  }
 }
 
 }  // namespace lockstep::optim::inline fused

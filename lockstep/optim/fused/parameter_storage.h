@@ -82,8 +82,8 @@ class ParameterStorage {
   void accept_writes();
   /// A collective: makes what `change` writes on the primary rank the shared values. Not called on other ranks.
   void change(const std::function<void()>& change);
-  /// Throws UsageError if two parameters use the same storage: one of them could be updated while a graph still needs
-  /// the other.
+  /// Throws UsageError if two parameters use the same storage: their views share a version counter, so one of them
+  /// could be updated while a graph still needs the other.
   void require_unaliased() const;
 
  private:
@@ -98,7 +98,6 @@ class ParameterStorage {
   void check_storages() const;
   std::size_t assign_offsets();
   void move_to_shared_memory(std::size_t bytes);
-  void find_aliases();
   void allocate_states(std::size_t num_states);
   std::size_t state_bytes(std::size_t index) const;
   void allocate_sums(std::size_t num_partial_sums);
@@ -121,8 +120,6 @@ class ParameterStorage {
     std::vector<std::int64_t> strides;
   };
   std::vector<Snapshot> snapshots_;
-  std::vector<std::vector<std::size_t>>
-      aliases_;  // by parameter: all that use its storage, itself included; views share a version counter
 };
 
 }  // namespace lockstep::optim::inline fused

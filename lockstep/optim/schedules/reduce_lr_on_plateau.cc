@@ -21,13 +21,14 @@ bool is_better(const ReduceLROnPlateauOptions& options, double value, double bes
 void check(const ReduceLROnPlateauOptions& options) {
   base::check_option(options.factor >= 0 && options.factor < 1, "ReduceLROnPlateau", "factor", options.factor,
                      "0 or more and less than 1");
-  base::check_option(options.patience >= 0, "ReduceLROnPlateau", "patience", static_cast<double>(options.patience),
-                     "0 or more");
-  base::check_option(options.threshold >= 0, "ReduceLROnPlateau", "threshold", options.threshold, "0 or more");
-  base::check_option(options.cooldown >= 0, "ReduceLROnPlateau", "cooldown", static_cast<double>(options.cooldown),
-                     "0 or more");
-  base::check_option(options.min_lr >= 0, "ReduceLROnPlateau", "min_lr", options.min_lr, "0 or more");
-  base::check_option(options.eps >= 0, "ReduceLROnPlateau", "eps", options.eps, "0 or more");
+  const auto check_not_negative = [](const char* name, auto value) {
+    base::check_option(value >= 0, "ReduceLROnPlateau", name, static_cast<double>(value), "0 or more");
+  };
+  check_not_negative("patience", options.patience);
+  check_not_negative("threshold", options.threshold);
+  check_not_negative("cooldown", options.cooldown);
+  check_not_negative("min_lr", options.min_lr);
+  check_not_negative("eps", options.eps);
 }
 
 }  // namespace
