@@ -40,6 +40,13 @@ constexpr auto kRetryPause = std::chrono::milliseconds(100);
 constexpr auto kTorchrunPollInterval = std::chrono::milliseconds(20);
 constexpr auto kLeavePollInterval = std::chrono::milliseconds(5);
 
+template <typename Names>
+void check_name(const char* what, const std::string& asked, const Names& names) {
+  if (std::find(names.begin(), names.end(), asked) == names.end())
+    throw base::UsageError(std::string(what) + " is " + base::quoted(asked, 80) + "; expected " +
+                           base::alternatives({names.begin(), names.end()}));
+}
+
 }  // namespace
 
 World::~World() {
@@ -255,17 +262,6 @@ void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
     std::this_thread::sleep_for(kRetryPause);
   }
 }
-
-namespace {
-
-template <typename Names>
-void check_name(const char* what, const std::string& asked, const Names& names) {
-  if (std::find(names.begin(), names.end(), asked) == names.end())
-    throw base::UsageError(std::string(what) + " is " + base::quoted(asked, 80) + "; expected " +
-                           base::alternatives({names.begin(), names.end()}));
-}
-
-}  // namespace
 
 void check_transport(const std::string& asked, int size) {
   check_name("transport", asked, base::kTransports);

@@ -96,6 +96,19 @@ void for_each_flat_batch(const NamedTensors& tensors, const Operation& operation
   flush();
 }
 
+std::uint64_t hash_of(const at::Tensor& dense) {
+  if (dense.is_cpu()) return XXH3_64bits(dense.const_data_ptr(), dense.nbytes());
+  const at::Tensor flat = dense.detach().as_strided({dense.numel()}, {1});
+  const auto slice = static_cast<std::int64_t>(kMessageBytes / dense.element_size());
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::int64_t at = 0; at < flat.numel(); at += slice) {
+    const at::Tensor here = flat.narrow(0, at, std::min(slice, flat.numel() - at)).cpu();
+    XXH3_64bits_update(&state, here.const_data_ptr(), here.nbytes());
+  }
+  return XXH3_64bits_digest(&state);
+}
+
 using nlohmann::json;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
@@ -250,23 +263,6 @@ void broadcast_parameters(nn::ModuleRef module, const comm::Group& group, int ro
   for (auto& buffer : named_buffers(*module)) tensors.push_back(std::move(buffer));
   broadcast_tensors(tensors, group, root);
 }
-
-namespace {
-
-std::uint64_t hash_of(const at::Tensor& dense) {
-  if (dense.is_cpu()) return XXH3_64bits(dense.const_data_ptr(), dense.nbytes());
-  const at::Tensor flat = dense.detach().as_strided({dense.numel()}, {1});
-  const auto slice = static_cast<std::int64_t>(kMessageBytes / dense.element_size());
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (std::int64_t at = 0; at < flat.numel(); at += slice) {
-    const at::Tensor here = flat.narrow(0, at, std::min(slice, flat.numel() - at)).cpu();
-    XXH3_64bits_update(&state, here.const_data_ptr(), here.nbytes());
-  }
-  return XXH3_64bits_digest(&state);
-}
-
-}  // namespace
 
 std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
   std::vector<std::int64_t> hashes;

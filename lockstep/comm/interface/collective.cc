@@ -1,6 +1,7 @@
 #include "lockstep/comm/interface/collective.h"
 
 #include <array>
+#include <utility>
 
 #include "lockstep/base/parse.h"
 
@@ -15,15 +16,10 @@ constexpr std::array<std::string_view, 5> kOpNames = {"sum", "mean", "min", "max
 static_assert(kKindNames.size() == static_cast<std::size_t>(CollectiveKind::kBarrier) + 1, "one name per kind");
 static_assert(kOpNames.size() == static_cast<std::size_t>(ReduceOp::kProduct) + 1, "one name per operator");
 
-struct DtypeRow {
-  at::ScalarType dtype;
-  std::string_view name;
-};
-constexpr std::array kDtypeNames = {
-    DtypeRow{at::kDouble, "float64"},    DtypeRow{at::kFloat, "float32"}, DtypeRow{at::kHalf, "float16"},
-    DtypeRow{at::kBFloat16, "bfloat16"}, DtypeRow{at::kLong, "int64"},    DtypeRow{at::kInt, "int32"},
-    DtypeRow{at::kChar, "int8"},         DtypeRow{at::kByte, "uint8"},    DtypeRow{at::kBool, "bool"},
-};
+constexpr std::pair<at::ScalarType, std::string_view> kDtypeNames[] = {
+    {at::kDouble, "float64"},    {at::kFloat, "float32"}, {at::kHalf, "float16"},
+    {at::kBFloat16, "bfloat16"}, {at::kLong, "int64"},    {at::kInt, "int32"},
+    {at::kChar, "int8"},         {at::kByte, "uint8"},    {at::kBool, "bool"}};
 
 }  // namespace
 
@@ -31,8 +27,8 @@ std::string_view name(CollectiveKind kind) { return kKindNames.at(static_cast<st
 std::string_view name(ReduceOp op) { return kOpNames.at(static_cast<std::size_t>(op)); }
 
 std::string_view name(at::ScalarType dtype) {
-  for (const DtypeRow& row : kDtypeNames)
-    if (row.dtype == dtype) return row.name;
+  for (const auto& [known, text] : kDtypeNames)
+    if (known == dtype) return text;
   return "?";
 }
 
