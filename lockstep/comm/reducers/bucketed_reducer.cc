@@ -51,7 +51,8 @@ BucketedReducer::BucketedReducer(std::string name, std::vector<GradientSpec> spe
 }
 
 void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops, ChunkSink*) {
-  rebuild_buckets_if_needed();
+  if (layout_hash_ != 0)
+    if (const auto order = next_order(); order != order_) build_buckets(order);
   states_.assign(specs_.size(), {});
   flags_.zero_();
   for (BucketState& bucket_state : buckets_) {
@@ -375,12 +376,6 @@ void BucketedReducer::update_usage() {
     placements_[i].unused = is_fresh_on_any_rank(i) ? 0 : placements_[i].unused + 1;
     if (has_sparse(i)) placements_[i].sparse = true;
   }
-}
-
-void BucketedReducer::rebuild_buckets_if_needed() {
-  if (layout_hash_ == 0) return;
-  const std::vector<std::size_t> order = next_order();
-  if (order != order_) build_buckets(order);
 }
 
 // Drops gradients that no rank has used lately, and adds those that were late and have no place.

@@ -69,7 +69,6 @@ class BucketedReducer final : public ReducerBase {
   void restore_layout(const std::string& layout);
   std::vector<std::size_t> next_order() const;
   std::string layout() const;
-  void rebuild_buckets_if_needed();
   void add_to_bucket(std::size_t index);
   void copy_into_bucket(Placement& placement, GradientState& state);
   void start_full_buckets();
