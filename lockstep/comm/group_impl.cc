@@ -254,20 +254,14 @@ std::vector<channel::CallSignature> Group::Impl::check_signatures(const Collecti
   std::vector<channel::CallSignature> calls(members.size());
   std::memcpy(calls.data(), bytes, calls.size() * sizeof(channel::CallSignature));
   channel::CallMismatch difference{};
-  if (channel::find_mismatch(calls, request.shape.may_shapes_differ, difference))
-    throw_desync(request.op, calls, difference);
-  return calls;
-}
-
-void Group::Impl::throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,
-                               channel::CallMismatch difference) {
+  if (!channel::find_mismatch(calls, request.shape.may_shapes_differ, difference)) return calls;
   const auto text = [&](int r) {
     const channel::CallSignature& call = calls[static_cast<std::size_t>(r)];
     return "rank " + std::to_string(members[static_cast<std::size_t>(r)]) + " called " + describe(call) +
-           (call.seq == op.seq ? "" : " as operation " + std::to_string(call.seq));
+           (call.seq == request.op.seq ? "" : " as operation " + std::to_string(call.seq));
   };
   const auto [first, second] = std::minmax(difference.suspect, difference.other);
-  fail(base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
+  fail(base::DesyncError(Cause::kDesync, label(request.op), members[static_cast<std::size_t>(rank)],
                          members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
                          job::kDesyncHint));
 }

@@ -98,9 +98,8 @@ struct Group::Impl {
   bool execute_checked(const CollectiveRequest& request, const channel::CallSignature& mine);
   std::vector<channel::CallSignature> gather_signatures(const CollectiveRequest& request,
                                                         const channel::CallSignature& mine);
+  /// Returns the calls of all ranks, whose signatures are in `bytes`. Throws DesyncError if they differ.
   std::vector<channel::CallSignature> check_signatures(const CollectiveRequest& request, const void* bytes);
-  [[noreturn]] void throw_desync(const Collective& op, const std::vector<channel::CallSignature>& calls,
-                                 channel::CallMismatch difference);
   PeerChannel& get_peer_channel(CollectiveKind kind, int peer);
   std::shared_ptr<StartedSend> begin_send(const at::Tensor& tensor, channel::Channel& channel, int to,
                                           const CallOptions& options);

@@ -33,7 +33,11 @@ struct Group::Impl::StartedSend {
   PendingPtr call;
   PendingPtr data;
 
-  void wait(channel::Channel& channel) const;
+  void wait(channel::Channel& channel) const {
+    channel.wait(*call, op, text);
+    channel.wait(*data, op, text);
+    channel.end(op.flight_id);
+  }
 };
 
 Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int peer) {
@@ -199,12 +203,6 @@ Work Group::Impl::start_receive_any(const at::Tensor& tensor, std::shared_ptr<in
   return {any.executor.post(run), label(op), rank, world->deadlock_detector, &any.executor};
 }
 
-void Group::Impl::StartedSend::wait(channel::Channel& channel) const {
-  channel.wait(*call, op, text);
-  channel.wait(*data, op, text);
-  channel.end(op.flight_id);
-}
-
 Work Group::Impl::start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer,
                                        const CallOptions& options) {
   PeerChannel& pair = get_peer_channel(kind, peer);
@@ -231,9 +229,7 @@ void Group::Impl::run_point_to_point(CollectiveKind kind, const at::Tensor& tens
   if (!pair.executor.is_idle())
     return start_point_to_point(kind, tensor, peer, options)
         .wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
-  if (kind == CollectiveKind::kSend) {
-    return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
-  }
+  if (kind == CollectiveKind::kSend) return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   Collective op = make_collective(kind, tensor, options);
   pair.begin_receive(op, tensor);
   receive(op, tensor, pair);

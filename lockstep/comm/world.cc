@@ -47,57 +47,6 @@ void check_name(const char* what, const std::string& asked, const Names& names) 
                            base::alternatives({names.begin(), names.end()}));
 }
 
-}  // namespace
-
-World::~World() {
-  if (std::uncaught_exceptions() > 0) {
-    base::telemetry::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
-    // The code that catches the exception may still publish it, and the other ranks read it in this store.
-    [[maybe_unused]] static const job::StoreServer* kept = nullptr;
-    kept = server.release();
-    return;
-  }
-  if (deadlock_detector) deadlock_detector->leave();
-  stop_reporting_failures();
-  if (server) wait_for_other_ranks();
-}
-
-/// Serves the store until all other ranks have left, as long as they make progress.
-void World::wait_for_other_ranks() noexcept {
-  try {
-    std::map<int, base::Deadline> present;  // until when a rank that has lost its connections may reconnect
-    for (int rank = 0; rank < identity.world_size; ++rank)
-      if (rank != identity.rank) present.emplace(rank, base::Deadline::in(base::kReconnectGrace));
-    job::Store& table = server->store();
-    std::string before;
-    base::Deadline limit = base::Deadline::in(timeout);
-    bool failed = false;
-    while (!present.empty() && !limit.expired()) {
-      if (!failed && table.find(job::key::kCause, limit)) {
-        failed = true;
-        limit = earlier(limit, base::Deadline::in(base::kPeersReadTime));
-      }
-      std::vector<int> others;
-      for (auto at = present.begin(); at != present.end();) {
-        const int rank = at->first;
-        const auto exit = job::find_exit(table, rank, limit);
-        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(base::kReconnectGrace);
-        const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
-        if (!gone) others.push_back(rank);
-        at = gone ? present.erase(at) : std::next(at);
-      }
-      std::string progress = job::health::read_progress(table, others, limit);
-      if (!failed && progress != before) limit = base::Deadline::in(timeout);
-      before = std::move(progress);
-      std::this_thread::sleep_for(kLeavePollInterval);
-    }
-  } catch (const std::exception&) {
-    // The store has failed; the other ranks detect that themselves.
-  }
-}
-
-namespace {
-
 /// Starts rank 0's store at `host`. Returns the rendezvous message for the other ranks: a key, which they use unless
 /// they have one, the generation and the address.
 std::string start_store_server(World& world, const std::string& host) {
@@ -140,42 +89,6 @@ std::string address_under_torchrun(const World& world) {
   const bool is_one_host = world.identity.local_world_size == world.identity.world_size;
   return is_one_host ? "127.0.0.1" : address_of_this_host(world, world.identity.address);
 }
-
-}  // namespace
-
-void rendezvous_over_mpi(World& world, base::Deadline deadline) {
-  const job::identity::Identity& id = world.identity;
-  const auto message = [&](bool one_host) {
-    return id.rank == 0
-               ? start_store_server(world, one_host ? "127.0.0.1" : base::net::address_of_interface(world.interface))
-               : "";
-  };
-  const std::string missing = mpi::mpi_unavailable_reason();
-  if (missing.empty()) {
-    mpi::init_mpi(id.rank, id.world_size);
-    return apply_rendezvous_message(world, mpi::broadcast_over_mpi(message(mpi::is_mpi_world_on_one_host()), deadline));
-  }
-  const auto& fd = base::Env::this_process().pmi_fd;
-  if (id.source != "pmi" || !fd)
-    throw base::UsageError("init: the launcher (" + id.source + ") sets no address for the rendezvous: " + missing,
-                           "set LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or "
-                           "MASTER_ADDR and MASTER_PORT");
-  const auto number = static_cast<int>(base::parse_int_in_range("PMI_FD", *fd, 0, INT_MAX));
-  apply_rendezvous_message(
-      world, job::identity::pmi_broadcast(number, id.rank, message(id.local_world_size == id.world_size), deadline));
-}
-
-void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, base::Deadline deadline) {
-  const auto address = [&] {
-    const base::net::Address towards{rendezvous.towards, 1};
-    const bool is_one_host = world.interface.empty() && is_loopback(towards.host);
-    return is_one_host ? base::net::source_address_for(towards) : address_of_this_host(world, towards);
-  };
-  const std::string message = rendezvous.rank == 0 ? start_store_server(world, address()) : "";
-  apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
-}
-
-namespace {
 
 /// Returns "" if rank 0 has stored no message before the deadline.
 std::string set_or_get(const base::net::Address& address, const std::string& key, const std::string& message,
@@ -234,6 +147,85 @@ std::string exchange_over_torchrun_store(const base::net::Address& address, cons
 }
 
 }  // namespace
+
+World::~World() {
+  if (std::uncaught_exceptions() > 0) {
+    base::telemetry::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
+    // The code that catches the exception may still publish it, and the other ranks read it in this store.
+    [[maybe_unused]] static const job::StoreServer* kept = nullptr;
+    kept = server.release();
+    return;
+  }
+  if (deadlock_detector) deadlock_detector->leave();
+  stop_reporting_failures();
+  if (server) wait_for_other_ranks();
+}
+
+/// Serves the store until all other ranks have left, as long as they make progress.
+void World::wait_for_other_ranks() noexcept {
+  try {
+    std::map<int, base::Deadline> present;  // until when a rank that has lost its connections may reconnect
+    for (int rank = 0; rank < identity.world_size; ++rank)
+      if (rank != identity.rank) present.emplace(rank, base::Deadline::in(base::kReconnectGrace));
+    job::Store& table = server->store();
+    std::string before;
+    base::Deadline limit = base::Deadline::in(timeout);
+    bool failed = false;
+    while (!present.empty() && !limit.expired()) {
+      if (!failed && table.find(job::key::kCause, limit)) {
+        failed = true;
+        limit = earlier(limit, base::Deadline::in(base::kPeersReadTime));
+      }
+      std::vector<int> others;
+      for (auto at = present.begin(); at != present.end();) {
+        const int rank = at->first;
+        const auto exit = job::find_exit(table, rank, limit);
+        if (!exit || exit->kind != job::ExitKind::kClosed) at->second = base::Deadline::in(base::kReconnectGrace);
+        const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
+        if (!gone) others.push_back(rank);
+        at = gone ? present.erase(at) : std::next(at);
+      }
+      std::string progress = job::health::read_progress(table, others, limit);
+      if (!failed && progress != before) limit = base::Deadline::in(timeout);
+      before = std::move(progress);
+      std::this_thread::sleep_for(kLeavePollInterval);
+    }
+  } catch (const std::exception&) {
+    // The store has failed; the other ranks detect that themselves.
+  }
+}
+
+void rendezvous_over_mpi(World& world, base::Deadline deadline) {
+  const job::identity::Identity& id = world.identity;
+  const auto message = [&](bool one_host) {
+    return id.rank == 0
+               ? start_store_server(world, one_host ? "127.0.0.1" : base::net::address_of_interface(world.interface))
+               : "";
+  };
+  const std::string missing = mpi::mpi_unavailable_reason();
+  if (missing.empty()) {
+    mpi::init_mpi(id.rank, id.world_size);
+    return apply_rendezvous_message(world, mpi::broadcast_over_mpi(message(mpi::is_mpi_world_on_one_host()), deadline));
+  }
+  const auto& fd = base::Env::this_process().pmi_fd;
+  if (id.source != "pmi" || !fd)
+    throw base::UsageError("init: the launcher (" + id.source + ") sets no address for the rendezvous: " + missing,
+                           "set LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or "
+                           "MASTER_ADDR and MASTER_PORT");
+  const auto number = static_cast<int>(base::parse_int_in_range("PMI_FD", *fd, 0, INT_MAX));
+  apply_rendezvous_message(
+      world, job::identity::pmi_broadcast(number, id.rank, message(id.local_world_size == id.world_size), deadline));
+}
+
+void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, base::Deadline deadline) {
+  const auto address = [&] {
+    const base::net::Address towards{rendezvous.towards, 1};
+    const bool is_one_host = world.interface.empty() && is_loopback(towards.host);
+    return is_one_host ? base::net::source_address_for(towards) : address_of_this_host(world, towards);
+  };
+  const std::string message = rendezvous.rank == 0 ? start_store_server(world, address()) : "";
+  apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
+}
 
 void rendezvous_over_torchrun(World& world, base::Deadline deadline) {
   job::identity::Identity& id = world.identity;
@@ -350,14 +342,6 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
                                   .deadline = base::Deadline::in(timeout)});
 }
 
-std::shared_ptr<Transport> World::make_cross_host(hierarchy::Scope scope, const std::string& name,
-                                                  const std::vector<int>& members) const {
-  if (cross_host_transport == CrossHostTransport::kMpi ||
-      (cross_host_transport == CrossHostTransport::kTcpAndMpi && scope == hierarchy::Scope::kSmall))
-    return make_mpi(name, members);
-  return make_tcp(name, members);
-}
-
 int World::rank_in(const std::vector<int>& members) const {
   return static_cast<int>(std::find(members.begin(), members.end(), identity.rank) - members.begin());
 }
@@ -423,7 +407,10 @@ std::shared_ptr<Transport> World::make_host_transport(const std::string& name, c
          .timeout = timeout,
          .make_cross_host = [this, &name](hierarchy::Scope scope, const std::string& part,
                                           const std::vector<int>& ranks) {
-           return make_cross_host(scope, name + "/" + part, ranks);
+           const bool over_mpi =
+               cross_host_transport == CrossHostTransport::kMpi ||
+               (cross_host_transport == CrossHostTransport::kTcpAndMpi && scope == hierarchy::Scope::kSmall);
+           return over_mpi ? make_mpi(name + "/" + part, ranks) : make_tcp(name + "/" + part, ranks);
          }});
   if (transport == "mpi") return make_mpi(name, members);
   return make_tcp(name, members);

@@ -16,10 +16,6 @@
 #include "lockstep/job/store.h"
 #include "lockstep/job/store_server.h"
 
-namespace lockstep::comm::hierarchy {
-enum class Scope;
-}  // namespace lockstep::comm::hierarchy
-
 namespace lockstep::comm::shm {
 class LocalPeers;
 }  // namespace lockstep::comm::shm
@@ -80,8 +76,6 @@ struct World {
   void wait_for_other_ranks() noexcept;
   std::shared_ptr<Transport> make_tcp(const std::string& name, const std::vector<int>& members) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
-  std::shared_ptr<Transport> make_cross_host(hierarchy::Scope scope, const std::string& name,
-                                             const std::vector<int>& members) const;
   int rank_in(const std::vector<int>& members) const;
 };
 

@@ -156,9 +156,6 @@ std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& 
   return std::nullopt;
 }
 
-ChannelHookContext::ChannelHookContext(channel::Channel& channel, const std::string& label, std::uint64_t seq)
-    : channel_(channel), op_{.kind = CollectiveKind::kAllReduce, .name = label, .seq = seq} {}
-
 PendingPtr ChannelHookContext::all_reduce(const at::Tensor& tensor) {
   Collective op = op_;
   op.input = op.output = tensor;

@@ -54,7 +54,8 @@ std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& 
 /// All operations have the number `seq` and the name `label`.
 class ChannelHookContext final : public HookContext {
  public:
-  ChannelHookContext(channel::Channel& channel, const std::string& label, std::uint64_t seq);
+  ChannelHookContext(channel::Channel& channel, const std::string& label, std::uint64_t seq)
+      : channel_(channel), op_{.kind = CollectiveKind::kAllReduce, .name = label, .seq = seq} {}
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
   PendingPtr all_reduce(const at::Tensor& tensor) override;
