@@ -10,16 +10,13 @@
 namespace lockstep::ddp {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, bool is_buffer) {
-  throw base::UsageError("DistributedDataParallel: " + what + " after the DistributedDataParallel was made",
+[[noreturn]] void fail(bool is_buffer, const std::string& name, const std::string& what) {
+  throw base::UsageError("DistributedDataParallel: " + std::string(is_buffer ? "buffer " : "parameter ") + name +
+                             " was " + what + " after the DistributedDataParallel was made",
                          is_buffer
                              ? "assign new values in place (copy_()), name the buffer in DdpOptions.ignore, or keep "
                                "each rank's own buffers (BufferMode::kLocal)"
                              : "change the module first and then make the DistributedDataParallel, or make a new one");
-}
-
-auto tensors_of(torch::nn::Module& module, bool buffers) {
-  return buffers ? module.named_buffers() : module.named_parameters();
 }
 
 std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, at::Device device) {
@@ -46,7 +43,7 @@ ModuleWatch::ModuleWatch(const ModelTensors& model, std::vector<std::string> ign
 void ModuleWatch::remember(const ModelTensors& model, bool with_buffers) {
   for (const bool is_buffer : {false, true}) {
     if (is_buffer && !with_buffers) continue;
-    Kind kind{.name = is_buffer ? "buffer" : "parameter", .is_buffer = is_buffer, .known = {}};
+    Kind kind{.is_buffer = is_buffer, .known = {}};
     for (const auto& [name, tensor] : is_buffer ? model.buffers : model.parameters)
       if (tensor.defined() && !is_ignored(name))
         kind.known.push_back({name, tensor, tensor.scalar_type(), tensor.sizes().vec(), tensor.device()});
@@ -64,31 +61,28 @@ void ModuleWatch::check() const {
     for (const Known& known : kind.known)
       if (known.tensor.scalar_type() != known.dtype || known.tensor.sizes() != known.sizes ||
           known.tensor.device() != known.device)
-        fail(std::string(kind.name) + " " + known.name + " was changed from " +
-                 describe(known.dtype, known.sizes, known.device) + " to " +
+        fail(kind.is_buffer, known.name,
+             "changed from " + describe(known.dtype, known.sizes, known.device) + " to " +
                  describe(known.tensor.scalar_type(), known.tensor.sizes(), known.tensor.device()) +
-                 " (as to() and torch::load() do)",
-             kind.is_buffer);
+                 " (as to() and torch::load() do)");
     if (module) check_names(*module, kind);
   }
 }
 
 void ModuleWatch::check_names(torch::nn::Module& module, const Kind& kind) const {
   std::size_t i = 0;
-  for (const auto& item : tensors_of(module, kind.is_buffer)) {
+  for (const auto& item : kind.is_buffer ? module.named_buffers() : module.named_parameters()) {
     if (!item.value().defined() || is_ignored(item.key())) continue;
-    const std::string name = std::string(kind.name) + " " + item.key();
     if (i == kind.known.size() || kind.known[i].name != item.key()) {
       const bool is_known = std::any_of(kind.known.begin(), kind.known.end(),
                                         [&](const Known& known) { return known.name == item.key(); });
-      if (!is_known) fail(name + " was added to the module", kind.is_buffer);
-      fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module", kind.is_buffer);
+      if (!is_known) fail(kind.is_buffer, item.key(), "added to the module");
+      break;  // the known one was removed
     }
-    if (!kind.known[i].tensor.is_same(item.value())) fail(name + " was replaced by another tensor", kind.is_buffer);
+    if (!kind.known[i].tensor.is_same(item.value())) fail(kind.is_buffer, item.key(), "replaced by another tensor");
     ++i;
   }
-  if (i < kind.known.size())
-    fail(std::string(kind.name) + " " + kind.known[i].name + " was removed from the module", kind.is_buffer);
+  if (i < kind.known.size()) fail(kind.is_buffer, kind.known[i].name, "removed from the module");
 }
 
 }  // namespace lockstep::ddp

@@ -38,7 +38,6 @@ class ModuleWatch {
     at::Device device;
   };
   struct Kind {
-    const char* name;  // "parameter"
     bool is_buffer;
     std::vector<Known> known;
   };
