@@ -19,7 +19,6 @@ struct AdagradOptions {
   double eps = 1e-10;
 };
 
-/// Calls visit(name, value) for each value.
 template <typename Visit>
 void visit_options(AdagradOptions& values, const Visit& visit) {
   auto& [lr, lr_decay, weight_decay, initial_accumulator_value, eps] = values;
@@ -30,7 +29,6 @@ void visit_options(AdagradOptions& values, const Visit& visit) {
   visit("eps", eps);
 }
 
-/// Copies all values to those of torch's class.
 inline void copy_options(const AdagradOptions& from, torch::optim::AdagradOptions& to) {
   const auto& [lr, lr_decay, weight_decay, initial_accumulator_value, eps] = from;
   to.lr(lr).lr_decay(lr_decay).weight_decay(weight_decay).initial_accumulator_value(initial_accumulator_value).eps(eps);

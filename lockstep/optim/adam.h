@@ -24,7 +24,6 @@ struct AdamFamilyOptions {
 using AdamOptions = AdamFamilyOptions<false>;
 using AdamWOptions = AdamFamilyOptions<true>;
 
-/// Calls visit(name, value) for each value.
 template <bool decoupled, typename Visit>
 void visit_options(AdamFamilyOptions<decoupled>& values, const Visit& visit) {
   auto& [lr, betas, eps, weight_decay, amsgrad] = values;
@@ -35,7 +34,6 @@ void visit_options(AdamFamilyOptions<decoupled>& values, const Visit& visit) {
   visit("amsgrad", amsgrad);
 }
 
-/// Copies all values to those of torch's class.
 template <bool decoupled, typename TorchOptions>
 void copy_options(const AdamFamilyOptions<decoupled>& from, TorchOptions& to) {
   const auto& [lr, betas, eps, weight_decay, amsgrad] = from;

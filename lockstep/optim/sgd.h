@@ -19,7 +19,6 @@ struct SGDOptions {
   bool nesterov = false;  ///< requires momentum and zero dampening
 };
 
-/// Calls visit(name, value) for each value.
 template <typename Visit>
 void visit_options(SGDOptions& values, const Visit& visit) {
   auto& [lr, momentum, dampening, weight_decay, nesterov] = values;
@@ -30,7 +29,6 @@ void visit_options(SGDOptions& values, const Visit& visit) {
   visit("nesterov", nesterov);
 }
 
-/// Copies all values to those of torch's class.
 inline void copy_options(const SGDOptions& from, torch::optim::SGDOptions& to) {
   const auto& [lr, momentum, dampening, weight_decay, nesterov] = from;
   to.lr(lr).momentum(momentum).dampening(dampening).weight_decay(weight_decay).nesterov(nesterov);

@@ -75,8 +75,6 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule
     initialize_state(index);
 }
 
-FusedUpdate::~FusedUpdate() = default;
-
 at::Tensor FusedUpdate::step(const std::function<at::Tensor()>& closure) {
   at::Tensor loss;
   if (closure) {

@@ -33,8 +33,6 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
                     private comm::ChunkSink,
                     private ddp::BackwardUpdater {
  public:
-  ~FusedUpdate() override;
-
   bool shares_parameters() const { return storage_.is_shared(); }
   at::Tensor step(const std::function<at::Tensor()>& closure);
   void average_gradients();
