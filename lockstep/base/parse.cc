@@ -97,7 +97,7 @@ std::string escaped(std::string_view text, std::size_t limit) {
 }
 
 bool is_alnum_or(std::string_view text, std::string_view others) {
-  return std::all_of(text.begin(), text.end(), [&](char c) {
+  return std::ranges::all_of(text, [&](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || others.find(c) != std::string_view::npos;
   });
 }

@@ -145,7 +145,7 @@ void fill_host_layout(const std::vector<Member>& members, identity::Identity& id
   int node = 0;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const std::string host = members[rank].host + members[rank].host_id;
-    const auto known = std::find(hosts.begin(), hosts.end(), host);
+    const auto known = std::ranges::find(hosts, host);
     id.host_indices.push_back(static_cast<int>(known - hosts.begin()));
     if (known == hosts.end()) hosts.push_back(host);
     if (host != members[self].host + members[self].host_id) continue;
@@ -208,7 +208,7 @@ std::vector<std::string> comparable_arguments(std::vector<std::string> command_l
       continue;
     }
     word.resize(std::min(word.size(), kMaxArgumentBytes));
-    std::replace_if(word.begin(), word.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+    std::ranges::replace_if(word, [](unsigned char c) { return c < 0x20; }, ' ');
     kept.push_back(std::move(word));
   }
   return kept;

@@ -75,10 +75,7 @@ struct StoreServer::Impl {
     thread.join();  // bounded: serve() checks `stop` after every wake-up
   }
 
-  void wake_thread() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wake_fd.get(), &one, sizeof one);
-  }
+  void wake_thread() { ::eventfd_write(wake_fd.get(), 1); }
 
   void serve() {
     while (!stop) {

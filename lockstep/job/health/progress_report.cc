@@ -24,8 +24,8 @@ std::string format_seconds(std::int64_t nanoseconds) {
 /// Returns the highest sequence number of a rank on a channel; nullopt if it has used no operation of it.
 std::optional<std::uint64_t> last_seq(const RankSnapshot& rank, const std::string& channel) {
   std::optional<std::uint64_t> last;
-  for (const OperationRecord& one : rank.operations)
-    if (one.channel == channel) last = std::max(last.value_or(0), one.seq);
+  for (const OperationRecord& operation : rank.operations)
+    if (operation.channel == channel) last = std::max(last.value_or(0), operation.seq);
   return last;
 }
 
@@ -42,17 +42,17 @@ struct MissingRanks {
 std::vector<MissingRanks> find_missing_ranks(const std::vector<RankSnapshot>& ranks) {
   std::map<std::pair<std::string, std::uint64_t>, const OperationRecord*> waiting_operations;  // by channel and seq
   for (const RankSnapshot& rank : ranks)
-    for (const OperationRecord& one : rank.operations)
-      if (one.is_running()) waiting_operations.try_emplace({one.channel, one.seq}, &one);
+    for (const OperationRecord& operation : rank.operations)
+      if (operation.is_running()) waiting_operations.try_emplace({operation.channel, operation.seq}, &operation);
   std::vector<MissingRanks> result;
   for (const auto& [position, operation] : waiting_operations) {
-    MissingRanks one{operation, {}};
+    MissingRanks entry{operation, {}};
     for (const RankSnapshot& rank : ranks) {
       const bool uses_channel = is_world_channel(position.first) && !rank.has_left;
       if (last_seq(rank, position.first).value_or(uses_channel ? 0 : position.second) < position.second)
-        one.missing.push_back(rank.rank);
+        entry.missing.push_back(rank.rank);
     }
-    if (!one.missing.empty()) result.push_back(std::move(one));
+    if (!entry.missing.empty()) result.push_back(std::move(entry));
   }
   return result;
 }
@@ -71,8 +71,7 @@ std::string describe_state(const RankSnapshot& rank, const OperationRecord* now)
 }  // namespace
 
 const OperationRecord* current_operation(const RankSnapshot& rank) {
-  const auto found = std::find_if(rank.operations.begin(), rank.operations.end(),
-                                  [](const OperationRecord& one) { return one.is_running(); });
+  const auto found = std::ranges::find_if(rank.operations, &OperationRecord::is_running);
   if (found != rank.operations.end()) return &*found;
   return !rank.operations.empty() && rank.operations.back().is_abandoned() ? &rank.operations.back() : nullptr;
 }
@@ -83,8 +82,9 @@ std::string format_ranks(const std::vector<int>& ranks) {
 
 const OperationRecord* last_finished_operation(const RankSnapshot& rank) {
   const OperationRecord* last = nullptr;
-  for (const OperationRecord& one : rank.operations)
-    if (one.is_finished() && one.channel != kPythonCalls && (!last || one.ended > last->ended)) last = &one;
+  for (const OperationRecord& operation : rank.operations)
+    if (operation.is_finished() && operation.channel != kPythonCalls && (!last || operation.ended > last->ended))
+      last = &operation;
   return last;
 }
 
@@ -112,7 +112,7 @@ std::string progress_report(const std::vector<RankSnapshot>& ranks) {
     std::string text = "step " + std::to_string(rank.steps) + ": " + describe_state(rank, now);
     if (last) text += "; last finished " + describe(*last);
     const std::int64_t time = rank.read_at_ns - (now ? now->started : last ? last->ended : rank.read_at_ns);
-    auto found = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == text; });
+    auto found = std::ranges::find(lines, text, &decltype(lines)::value_type::first);
     if (found == lines.end()) found = lines.insert(lines.end(), {text, {{}, time, time}});
     ReportLine& line = found->second;
     line.ranks.push_back(rank.rank);
@@ -125,9 +125,9 @@ std::string progress_report(const std::vector<RankSnapshot>& ranks) {
     text += "  " + format_ranks(line.ranks) + ", " + what + "; for " +
             (format_seconds(line.shortest) == longest ? "" : format_seconds(line.shortest) + " to ") + longest + "\n";
   }
-  for (const MissingRanks& one : find_missing_ranks(ranks))
-    text += "  " + format_ranks(one.missing) + (one.missing.size() == 1 ? " has" : " have") + " not reached " +
-            describe(*one.operation) + "\n";
+  for (const MissingRanks& entry : find_missing_ranks(ranks))
+    text += "  " + format_ranks(entry.missing) + (entry.missing.size() == 1 ? " has" : " have") + " not reached " +
+            describe(*entry.operation) + "\n";
   return text;
 }
 
@@ -139,11 +139,10 @@ std::vector<int> culprit_ranks(const std::vector<RankSnapshot>& ranks) {
     if (!rank.waiting) not_waiting.push_back(rank.rank);
   }
   const auto missing = find_missing_ranks(ranks);
-  for (const MissingRanks& one : missing) {
+  for (const MissingRanks& entry : missing) {
     std::vector<int> absent;  // of those that do not wait
-    std::copy_if(one.missing.begin(), one.missing.end(), std::back_inserter(absent), [&](int rank) {
-      return std::find(not_waiting.begin(), not_waiting.end(), rank) != not_waiting.end();
-    });
+    std::ranges::copy_if(entry.missing, std::back_inserter(absent),
+                         [&](int rank) { return std::ranges::find(not_waiting, rank) != not_waiting.end(); });
     if (!absent.empty()) return absent;
   }
   if (!not_waiting.empty()) return not_waiting;

@@ -11,22 +11,20 @@ std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int 
   };
   HangFinding stalled{HangKind::kStall, {}}, stuck{HangKind::kHang, {}}, working{HangKind::kWork, {}},
       idle{HangKind::kIdle, {}};
-  const auto is_in = [](RankPhase phase) { return [phase](const RankHealth& one) { return one.phase == phase; }; };
-  const bool any_in_world = std::any_of(health.begin(), health.end(), is_in(RankPhase::kInWorld));
-  const bool any_waits = std::any_of(health.begin(), health.end(), [](const RankHealth& one) {
-    return one.phase == RankPhase::kInWorld && one.is_waiting;
-  });
+  const bool any_in_world = std::ranges::count(health, RankPhase::kInWorld, &RankHealth::phase) > 0;
+  const bool any_waits = std::ranges::any_of(
+      health, [](const RankHealth& rank) { return rank.phase == RankPhase::kInWorld && rank.is_waiting; });
   bool any_progress = false, any_activity = false;
-  for (const RankHealth& one : health) {
-    if (exceeds(one.since_heartbeat, limits.stall)) stalled.ranks.push_back(one.rank);
-    idle.ranks.push_back(one.rank);
-    any_activity |= !exceeds(one.since_activity, limits.idle);
-    const bool is_judged = one.phase == RankPhase::kInWorld || (one.phase == RankPhase::kBeforeWorld && any_waits) ||
-                           (one.phase == RankPhase::kAfterWorld && !any_in_world);
+  for (const RankHealth& rank : health) {
+    if (exceeds(rank.since_heartbeat, limits.stall)) stalled.ranks.push_back(rank.rank);
+    idle.ranks.push_back(rank.rank);
+    any_activity |= !exceeds(rank.since_activity, limits.idle);
+    const bool is_judged = rank.phase == RankPhase::kInWorld || (rank.phase == RankPhase::kBeforeWorld && any_waits) ||
+                           (rank.phase == RankPhase::kAfterWorld && !any_in_world);
     if (!is_judged) continue;
-    any_progress |= !exceeds(one.since_progress, limits.hang);
-    stuck.ranks.push_back(one.rank);
-    if (!one.is_waiting && exceeds(one.since_report, limits.work)) working.ranks.push_back(one.rank);
+    any_progress |= !exceeds(rank.since_progress, limits.hang);
+    stuck.ranks.push_back(rank.rank);
+    if (!rank.is_waiting && exceeds(rank.since_report, limits.work)) working.ranks.push_back(rank.rank);
   }
   if (!stalled.ranks.empty()) return stalled;
   const bool is_last = world_size == 1 || (any_in_world && stuck.ranks.size() == 1);

@@ -18,10 +18,10 @@ StragglerDetector::StragglerDetector(int ranks)
 
 std::optional<Straggler> StragglerDetector::add(const std::vector<std::uint32_t>& work_us) {
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += work_us[rank];
-  const std::uint64_t most = *std::max_element(sums_.begin(), sums_.end());
+  const std::uint64_t most = *std::ranges::max_element(sums_);
   if (++num_reductions_ < kWindow || most < kWindowUs) return std::nullopt;
   const auto found = add_window(sums_);
-  std::fill(sums_.begin(), sums_.end(), 0);
+  std::ranges::fill(sums_, 0);
   num_reductions_ = 0;
   return found;
 }
@@ -32,7 +32,7 @@ std::optional<Straggler> StragglerDetector::add_window(const std::vector<std::ui
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
   const auto median = std::max(1.0, static_cast<double>(*middle));
-  const auto most = static_cast<double>(*std::max_element(work.begin(), work.end()));
+  const auto most = static_cast<double>(*std::ranges::max_element(work));
   std::optional<Straggler> found;
   for (std::size_t rank = 0; rank < work.size(); ++rank) {
     const double slowdown = static_cast<double>(work[rank]) / median;

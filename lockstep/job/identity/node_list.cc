@@ -113,7 +113,7 @@ std::vector<std::string> parse_name(ListParser& in, std::size_t before) {
       names = cartesian_product(names, parse_bracket(in, names.size()));
     else
       names = cartesian_product(names, {std::string(in.take_while("a name", kMaxName, is_name_char))});
-    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxName; }))
+    if (std::ranges::any_of(names, [](const std::string& name) { return name.size() > kMaxName; }))
       in.fail("a name is too long");
   } while (!in.at_end() && !in.next_is(','));
   in.check_count(before + names.size());

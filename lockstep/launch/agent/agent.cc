@@ -223,8 +223,7 @@ class Agent {
     if (dumps_.empty()) on_dump_end();
     if (num_running_ > 0 || !has_children_ || lingering_) return;
     lingering_ = true;
-    const bool any_succeeded =
-        std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& process) { return process.succeeded; });
+    const bool any_succeeded = std::ranges::any_of(ranks_, &RankProcess::succeeded);
     end_left_behind_at_ = Deadline::in(any_succeeded && kill_at_.is_never() ? kSelfExitTime : 0ms);
   }
 
@@ -298,9 +297,7 @@ class Agent {
   /// Reports once that the ranks use mpi4py or Horovod. Programs load these when they start.
   void check_for_foreign_library() {
     ++num_health_reports_;
-    if (has_foreign_library_ ||
-        std::find(kLibraryChecks.begin(), kLibraryChecks.end(), num_health_reports_) == kLibraryChecks.end())
-      return;
+    if (has_foreign_library_ || std::ranges::find(kLibraryChecks, num_health_reports_) == kLibraryChecks.end()) return;
     const std::string_view found = find_foreign_library(process::descendants());
     has_foreign_library_ = !found.empty();
     if (has_foreign_library_) queue_frame(Kind::kUsesLibrary, -1, std::string(found));
@@ -334,9 +331,9 @@ class Agent {
     const std::vector<pid_t> descendant_pids = process::descendants();
     const std::map<pid_t, process::ProcessCounters> processes = process::read_processes();
     for (const RankProcess& process : ranks_) {
-      if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
+      if (process.pid <= 0 || std::ranges::find(ranks, process.rank) == ranks.end()) continue;
       const pid_t page_pid = process.monitor.pid(process.pid);  // untrusted: the rank can write its page
-      const bool is_ours = std::find(descendant_pids.begin(), descendant_pids.end(), page_pid) != descendant_pids.end();
+      const bool is_ours = std::ranges::find(descendant_pids, page_pid) != descendant_pids.end();
       const std::string python = process::read_python_stacks(process::tree_of(process.pid, processes), python_deadline);
       if (const std::string place = process::python_location(python); !place.empty())
         queue_frame(Kind::kPythonLocation, process.rank, place);

@@ -114,7 +114,7 @@ class NetworkResponder {
     if (phase_ == Phase::kIdle) return;
     const auto& outgoing = connectivity_->outgoing();
     if (phase_ == Phase::kFindingRoutes &&
-        std::any_of(outgoing.begin(), outgoing.end(), [](const auto& link) { return link.fd && link.decided; }))
+        std::ranges::any_of(outgoing, [](const auto& link) { return link.fd && link.decided; }))
       deadline_ = earlier(deadline_, Deadline::in(base::kMoreRoutesWait));
     if (!connectivity_->all_decided() && !deadline_.expired()) return;
     connectivity_->fail_undecided();
@@ -144,8 +144,7 @@ class NetworkResponder {
         tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
         continue;
       }
-      const auto own = std::find_if(own_addresses_.begin(), own_addresses_.end(),
-                                    [&](const auto& address) { return address.address == outgoing.from; });
+      const auto own = std::ranges::find(own_addresses_, outgoing.from, &base::net::InterfaceAddress::address);
       reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
                               connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
     }
@@ -212,7 +211,7 @@ std::string_view find_foreign_library(const std::vector<pid_t>& pids) {
 void check_interfaces(const process::Environment& environment) {
   std::vector<std::string> names;
   for (const base::net::InterfaceAddress& address : base::net::interface_addresses())
-    if (std::find(names.begin(), names.end(), address.interface) == names.end()) names.push_back(address.interface);
+    if (std::ranges::find(names, address.interface) == names.end()) names.push_back(address.interface);
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
       const std::string error = variable.rfind(name + "=", 0) == 0

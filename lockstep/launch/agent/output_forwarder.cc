@@ -73,7 +73,7 @@ void OutputForwarder::forward_rest() {
 }
 
 bool OutputForwarder::is_blocked(std::size_t index) const {
-  return std::any_of(ranks_[index].pipes.begin(), ranks_[index].pipes.end(), [this](const Pipe& pipe) {
+  return std::ranges::any_of(ranks_[index].pipes, [this](const Pipe& pipe) {
     if (!pipe.fd || !is_paused(pipe)) return false;
     // Writes that do not fit into the rest of a page begin a new page, so a full pipe may be half empty.
     const int capacity = ::fcntl(pipe.fd.get(), F_GETPIPE_SZ);

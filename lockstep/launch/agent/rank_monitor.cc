@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kUnreportedTime(2);
 
 bool has_running_operation(const base::telemetry::RankPage& page) {
   const auto operations = base::telemetry::read_flight_ring(page.flight);
-  return std::any_of(operations.begin(), operations.end(), [](const auto& one) { return one.is_running(); });
+  return std::ranges::any_of(operations, &base::telemetry::OperationRecord::is_running);
 }
 
 }  // namespace

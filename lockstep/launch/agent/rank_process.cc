@@ -155,8 +155,8 @@ std::map<int, std::string> find_left_behind(const std::vector<RankProcess>& rank
     const std::string name = process::read_file("/proc/" + std::to_string(pid) + "/comm");
     if (name == kTorchManager) continue;
     const std::optional<int> number = rank_of(pid, ranks);
-    const auto rank = std::find_if(ranks.begin(), ranks.end(),
-                                   [&](const RankProcess& one) { return number == one.rank && one.succeeded; });
+    const auto rank = std::ranges::find_if(
+        ranks, [&](const RankProcess& process) { return number == process.rank && process.succeeded; });
     if (rank == ranks.end()) continue;
     std::string& text = found[rank->rank];
     const int count = ++counts[rank->rank];

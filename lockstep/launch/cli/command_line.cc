@@ -102,7 +102,7 @@ void add_host_options(OptionTable& table, HostOptions& options, const std::strin
 
 bool is_gpu_list(std::string_view list) {
   const auto gpus = base::split(list, ',');
-  return std::all_of(gpus.begin(), gpus.end(), [](const std::string& gpu) {
+  return std::ranges::all_of(gpus, [](const std::string& gpu) {
     return !gpu.empty() && gpu.size() <= 64 && gpu[0] != '-' && base::is_alnum_or(gpu, "-/");
   });
 }

@@ -63,9 +63,9 @@ std::vector<std::string> translate_horovodrun(const std::vector<std::string>& wo
   for (; i < words.size() && words[i].starts_with('-') && words[i] != "--"; ++i) {
     const std::size_t equals = words[i].starts_with("--") ? words[i].find('=') : std::string::npos;
     const std::string name = words[i].substr(0, equals);
-    const auto option = std::find_if(std::begin(kOptions), std::end(kOptions), [&](const HorovodOptions& one) {
-      const auto names = base::split(one.names, ' ');
-      return std::find(names.begin(), names.end(), name) != names.end();
+    const auto option = std::ranges::find_if(kOptions, [&](const HorovodOptions& options) {
+      const auto names = base::split(options.names, ' ');
+      return std::ranges::find(names, name) != names.end();
     });
     if (option == std::end(kOptions))
       throw base::UsageError("lockstep horovodrun: unknown option " + base::quoted(name, 80) +

@@ -30,8 +30,8 @@ bool is_plain(std::string_view text) { return is_word(text, kMaxName, ""); }
 bool is_ipv6(std::string_view text) {
   const std::string_view groups = text.substr(0, text.find('%'));
   const bool scoped = groups.size() < text.size();
-  return text.size() <= kMaxName && std::count(groups.begin(), groups.end(), ':') >= 2 &&
-         (!scoped || is_plain(text.substr(groups.size() + 1))) && std::all_of(groups.begin(), groups.end(), [](char c) {
+  return text.size() <= kMaxName && std::ranges::count(groups, ':') >= 2 &&
+         (!scoped || is_plain(text.substr(groups.size() + 1))) && std::ranges::all_of(groups, [](char c) {
            return std::isxdigit(static_cast<unsigned char>(c)) != 0 || c == ':' || c == '.';
          });
 }

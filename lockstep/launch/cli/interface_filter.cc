@@ -50,8 +50,8 @@ InterfaceFilter parse_interface_filter(std::string_view what, std::string_view t
   filter.is_exclusion = !text.empty() && text[0] == '^';
   filter.patterns = base::split(text.substr(filter.is_exclusion ? 1 : 0), ',');
   const bool good = text.size() <= 4096 && filter.patterns.size() <= kMaxPatterns &&
-                    std::all_of(filter.patterns.begin(), filter.patterns.end(),
-                                [](const std::string& part) { return is_name(part) || parse_network(part); });
+                    std::ranges::all_of(filter.patterns,
+                                        [](const std::string& part) { return is_name(part) || parse_network(part); });
   if (!good)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
                            "; expected interface names and networks such as 10.0.0.0/8, separated by commas, with ^ "
@@ -69,9 +69,8 @@ bool is_in_network(std::string_view network_text, std::string_view address_text)
 }
 
 bool allows(const InterfaceFilter& filter, std::string_view name, std::string_view address) {
-  const bool matches = std::any_of(filter.patterns.begin(), filter.patterns.end(), [&](const std::string& part) {
-    return part == name || is_in_network(part, address);
-  });
+  const bool matches = std::ranges::any_of(
+      filter.patterns, [&](const std::string& part) { return part == name || is_in_network(part, address); });
   return !filter || matches != filter.is_exclusion;
 }
 
@@ -86,14 +85,14 @@ std::string socket_ifname_error(std::string_view variable, std::string_view valu
     return whole ? name == part : name.rfind(part, 0) == 0;
   };
   const auto matches_any = [&](const std::string& part) {
-    return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); });
+    return std::ranges::any_of(interfaces, [&](const std::string& name) { return fits(name, part); });
   };
   const auto remains = [&](const std::string& name) {
-    return std::none_of(patterns.begin(), patterns.end(), [&](const std::string& part) { return fits(name, part); });
+    return std::ranges::none_of(patterns, [&](const std::string& part) { return fits(name, part); });
   };
-  const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), remains)
-                    : nccl   ? std::any_of(patterns.begin(), patterns.end(), matches_any)
-                             : std::all_of(patterns.begin(), patterns.end(), matches_any);
+  const bool good = excluded ? std::ranges::any_of(interfaces, remains)
+                    : nccl   ? std::ranges::any_of(patterns, matches_any)
+                             : std::ranges::all_of(patterns, matches_any);
   if (good) return "";
   return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + base::joined(interfaces);
 }

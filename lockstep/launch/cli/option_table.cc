@@ -200,7 +200,7 @@ void OptionTable::add_option(const std::string& names, const std::string& type, 
 void OptionTable::list(const std::string& names, std::vector<std::string>& variable,
                        const OptionType<std::string>& type, const std::string& help) {
   const auto set = [&variable, parse = type.parse](const std::string& what, const Texts& texts) {
-    for (const std::string& one : texts) variable.push_back(parse(what, one));
+    for (const std::string& text : texts) variable.push_back(parse(what, text));
   };
   add_option(names, type.name, help, set, true);
 }
@@ -223,10 +223,10 @@ void OptionTable::internal(const std::string& name, std::string& variable) {
 
 bool OptionTable::is_given(const std::string& name) const { return app_->get_option(name)->count() > 0; }
 
-void OptionTable::exclude(const std::string& one, const std::string& other, const std::string& reason) {
-  rules_.push_back([this, one, other, reason] {
-    if (is_given(one) && is_given(other))
-      throw error("both " + one + " and " + other + " are given" + reason + "; expected one of them");
+void OptionTable::exclude(const std::string& name, const std::string& other, const std::string& reason) {
+  rules_.push_back([this, name, other, reason] {
+    if (is_given(name) && is_given(other))
+      throw error("both " + name + " and " + other + " are given" + reason + "; expected one of them");
   });
 }
 
@@ -277,7 +277,7 @@ std::string OptionTable::help() const {
   for (const auto& group : groups_) {
     help += "\n" + group.first + ":\n";
     for (const CLI::Option* option :
-         app_->get_options([&](const CLI::Option* one) { return one->get_group() == group.first; }))
+         app_->get_options([&](const CLI::Option* candidate) { return candidate->get_group() == group.first; }))
       help += row_of_help(*option);
     for (const std::string& example : base::split(group.second, '\n')) help += "  Example: " + example + "\n";
   }

@@ -79,7 +79,7 @@ OptionType<T> choice(std::string name, std::vector<std::pair<std::string, T>> ch
 template <typename Texts>
 OptionType<std::string> choice_of(std::string name, const Texts& texts) {
   std::vector<std::pair<std::string, std::string>> choices;
-  for (const auto& one : texts) choices.emplace_back(one, one);
+  for (const auto& text : texts) choices.emplace_back(text, text);
   return choice<std::string>(std::move(name), std::move(choices));
 }
 
@@ -123,7 +123,7 @@ class OptionTable {
   void internal(const std::string& name, std::string& variable);
 
   /// Only one of these options may be given; `reason` may explain it.
-  void exclude(const std::string& one, const std::string& other, const std::string& reason = "");
+  void exclude(const std::string& name, const std::string& other, const std::string& reason = "");
   /// `name` may be given only with `needed`.
   void require(const std::string& name, const std::string& needed);
 

@@ -53,7 +53,7 @@ std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& wor
     if (name == refused)
       throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; " + std::string(remedy));
   const auto flags = base::split(kSbatchFlags, ',');
-  const bool alone = name != word || std::find(flags.begin(), flags.end(), name) != flags.end();
+  const bool alone = name != word || std::ranges::find(flags, name) != flags.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];
   if (next.empty())
@@ -99,7 +99,7 @@ SplitArguments split_arguments(const OptionTable& table, const std::vector<std::
 
 bool is_number(std::string_view text, std::size_t max_digits = 9) {
   return !text.empty() && text.size() <= max_digits &&
-         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+         std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); });
 }
 
 bool is_array(std::string_view text) {
@@ -111,7 +111,7 @@ bool is_array(std::string_view text) {
     if (ends_and_step.size() > 2 || ends.size() > 2 ||
         (ends_and_step.size() == 2 && (ends.size() == 1 || !is_number(ends_and_step[1]))))
       return false;
-    if (!std::all_of(ends.begin(), ends.end(), [](const std::string& end) { return is_number(end); })) return false;
+    if (!std::ranges::all_of(ends, [](const std::string& end) { return is_number(end); })) return false;
   }
   return true;
 }
@@ -122,12 +122,12 @@ bool is_memory(std::string_view text) {
 }
 
 bool has_no_controls(std::string_view text) {
-  return std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  return std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
 /// Returns whether `text` is not empty and has no spaces and no control characters.
 bool has_no_spaces(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) { return c > 0x20 && c != 0x7f; });
 }
 
 bool is_nodes(std::string_view nodes) {
@@ -135,8 +135,7 @@ bool is_nodes(std::string_view nodes) {
   const auto good = [](const std::string& end) {
     return is_number(end) && std::stoi(end) >= 1 && std::stoi(end) <= kMaxNodes;
   };
-  return ends.size() <= 2 && std::all_of(ends.begin(), ends.end(), good) &&
-         std::stoi(ends.front()) <= std::stoi(ends.back());
+  return ends.size() <= 2 && std::ranges::all_of(ends, good) && std::stoi(ends.front()) <= std::stoi(ends.back());
 }
 
 /// Returns whether it is NAME=VALUE,VALUE.
@@ -146,7 +145,7 @@ bool is_axis(std::string_view axis) {
       std::isdigit(static_cast<unsigned char>(axis[0])))
     return false;
   const auto values = base::split(axis.substr(equals + 1), ',');
-  return std::none_of(values.begin(), values.end(), [](const auto& value) { return value.empty(); });
+  return std::ranges::none_of(values, [](const std::string& value) { return value.empty(); });
 }
 
 /// Returns the number of GPUs: 8 for "8" and for "a100:8"; 0 for other texts.
@@ -303,8 +302,7 @@ std::optional<std::int64_t> parse_time_limit(std::string_view text) {
   const std::size_t dash = text.find('-');
   const bool has_days = dash != std::string_view::npos;
   const auto fields = base::split(has_days ? text.substr(dash + 1) : text, ':');
-  if (fields.size() > 3 ||
-      !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); }))
+  if (fields.size() > 3 || !std::ranges::all_of(fields, [](const std::string& field) { return is_number(field); }))
     return std::nullopt;
   if (has_days && !is_number(text.substr(0, dash))) return std::nullopt;
   // The unit of the first field in seconds. After days, it is hours.

@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kWidth = 80;
 
 std::size_t count(const std::vector<Finding>& findings, Severity severity) {
-  return static_cast<std::size_t>(std::count_if(findings.begin(), findings.end(),
-                                                [&](const Finding& finding) { return finding.severity == severity; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(findings, [&](const Finding& finding) { return finding.severity == severity; }));
 }
 
 std::string padded(std::string text, std::size_t width) {
@@ -80,8 +80,7 @@ Severity judge_low(std::uint64_t value, std::uint64_t bad_below, std::uint64_t w
 /// Returns whether `interface` connects only containers or virtual machines of its host.
 bool is_virtual_interface(const std::string& interface) {
   constexpr std::array kPrefixes = {"docker", "br-", "virbr", "veth", "cni", "flannel", "cali", "podman", "lxc"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](const char* prefix) { return interface.rfind(prefix, 0) == 0; });
+  return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return interface.starts_with(prefix); });
 }
 
 bool is_loopback(const std::string& address) { return cli::is_in_network("127.0.0.0/8", address) || address == "::1"; }
@@ -96,10 +95,10 @@ std::string mask_text(const std::vector<plan::Cpu>& cpus) {
   std::set<int> ids;
   for (const plan::Cpu& cpu : cpus) ids.insert(cpu.id);
   std::string text;
-  for (auto one = ids.begin(); one != ids.end();) {
-    const int first = *one;
+  for (auto id = ids.begin(); id != ids.end();) {
+    const int first = *id;
     int last = first;
-    while (++one != ids.end() && *one == last + 1) ++last;
+    while (++id != ids.end() && *id == last + 1) ++last;
     text += (text.empty() ? "" : ",") + std::to_string(first) + (last > first ? "-" + std::to_string(last) : "");
   }
   return text;
@@ -175,16 +174,15 @@ class HostDiagnosis {
     std::vector<std::string> addresses;
     for (const std::string& line : base::split(facts.resolved.out, '\n')) {
       const std::string address = line.substr(0, line.find_first_of(" \t"));
-      if (!address.empty() && std::find(addresses.begin(), addresses.end(), address) == addresses.end())
-        addresses.push_back(address);
+      if (!address.empty() && std::ranges::find(addresses, address) == addresses.end()) addresses.push_back(address);
     }
     const std::string subject = host_.info.host + " resolves to ";
     if (!facts.resolved.succeeded() || addresses.empty())
       return add("name", is_multi_host_ ? Severity::kWarn : Severity::kOk, subject + "no address there",
                  "add it and its address to /etc/hosts there");
     const std::string text = base::joined(addresses);
-    const auto unreachable = std::find_if(addresses.begin(), addresses.end(), [&](const std::string& one) {
-      return is_loopback(one) || is_virtual_interface(interface_of(one));
+    const auto unreachable = std::ranges::find_if(addresses, [&](const std::string& address) {
+      return is_loopback(address) || is_virtual_interface(interface_of(address));
     });
     if (!is_multi_host_ || unreachable == addresses.end()) return add("name", Severity::kOk, subject + text);
     const std::string interface = is_loopback(*unreachable) ? "a loopback address" : interface_of(*unreachable);
@@ -266,8 +264,8 @@ class HostDiagnosis {
   }
 
   std::string interface_of(const std::string& address) const {
-    for (const base::net::InterfaceAddress& one : host_.facts->addresses)
-      if (one.address == address) return one.interface;
+    for (const base::net::InterfaceAddress& own : host_.facts->addresses)
+      if (own.address == address) return own.interface;
     return "";
   }
 

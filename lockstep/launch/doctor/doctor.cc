@@ -42,8 +42,7 @@ class DoctorSession {
     init_facts();
     read_clocks();
     request_host_facts(context);
-    const bool has_remote_host = std::any_of(started_.hosts.begin(), started_.hosts.end(),
-                                             [](const cli::HostSpec& host) { return !hosts::is_local_host(host); });
+    const bool has_remote_host = !std::ranges::all_of(started_.hosts, hosts::is_local_host);
     if (has_remote_host && !reachable_hosts().empty()) {
       find_routes();
       measure_links();
@@ -136,7 +135,8 @@ class DoctorSession {
     const std::vector<base::net::InterfaceAddress> own = hosts::launcher_addresses(options_.interface);
     protocol::RouteRequest request{.token = connectivity_.token(),
                                    .host_timeout_ms = static_cast<std::int32_t>(base::net::host_timeout().count())};
-    for (const base::net::InterfaceAddress& one : own) request.launcher.push_back(connectivity_.listen(one.address));
+    for (const base::net::InterfaceAddress& address : own)
+      request.launcher.push_back(connectivity_.listen(address.address));
     std::vector<protocol::RouteReply> replies(doctor_facts_.hosts.size());
     const auto make_request = [&](std::size_t i) {
       request.self = static_cast<int>(i);
@@ -157,10 +157,9 @@ class DoctorSession {
       for (const protocol::Route& route : reply.routes)
         if (route.launcher >= 0 && static_cast<std::size_t>(route.launcher) < num_addresses)
           ++counts[static_cast<std::size_t>(route.launcher)];
-    const auto address_index = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
+    const auto address_index = static_cast<int>(std::ranges::max_element(counts) - counts.begin());
     for (std::size_t i = 0; i < replies.size(); ++i) {
-      const auto route = std::find_if(replies[i].routes.begin(), replies[i].routes.end(),
-                                      [&](const protocol::Route& one) { return one.launcher == address_index; });
+      const auto route = std::ranges::find(replies[i].routes, address_index, &protocol::Route::launcher);
       if (route != replies[i].routes.end())
         doctor_facts_.hosts[i].route = *route;
       else if (!replies[i].error.empty())
@@ -212,7 +211,7 @@ class DoctorSession {
   void measure(LinkReport& link) {
     const HostIndices reachable = reachable_hosts();
     for (const std::size_t end : {link.from, link.to})
-      if (std::find(reachable.begin(), reachable.end(), end) == reachable.end()) {
+      if (std::ranges::find(reachable, end) == reachable.end()) {
         link.speed.error = doctor_facts_.hosts[end].name + " no longer replies";
         return;
       }

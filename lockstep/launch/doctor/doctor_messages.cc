@@ -12,7 +12,7 @@ namespace {
 
 std::string printable_lines(std::string_view text) {
   return base::joined(base::split(text, '\n'), "\n", [](std::string line) {
-    std::replace(line.begin(), line.end(), '\t', ' ');
+    std::ranges::replace(line, '\t', ' ');
     return base::telemetry::printable(line);
   });
 }

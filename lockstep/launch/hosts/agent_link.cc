@@ -123,7 +123,7 @@ std::string AgentLink::stderr_text() const {
 
 std::string AgentLink::first_output() const {
   const auto is_text = [](unsigned char c) { return (c >= ' ' && c < 0x7f) || c == '\n'; };
-  const auto end = std::find_if_not(first_output_.begin(), first_output_.end(), is_text);
+  const auto end = std::ranges::find_if_not(first_output_, is_text);
   return {first_output_.begin(), end};
 }
 

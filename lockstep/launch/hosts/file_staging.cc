@@ -48,15 +48,15 @@ class FolderList {
   }
 
   void add_folder(const std::string& path, const std::filesystem::path& at, std::pair<dev_t, ino_t> identity) {
-    if (std::find(above_.begin(), above_.end(), identity) != above_.end())
+    if (std::ranges::find(above_, identity) != above_.end())
       return leave_out(path, "a link to a folder that contains it");
     std::error_code error;
     std::vector<std::string> names;
-    for (std::filesystem::directory_iterator one(at, error), end; !error && one != end; one.increment(error))
-      names.push_back(one->path().filename().string());
+    for (std::filesystem::directory_iterator entry(at, error), end; !error && entry != end; entry.increment(error))
+      names.push_back(entry->path().filename().string());
     if (error) return leave_out(path, error.message());
     record(path);
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     above_.push_back(identity);
     for (const std::string& name : names)
       if (name[0] != '.' && name != "__pycache__" && name != "runs") add(path + "/" + name, at / name);
@@ -111,7 +111,7 @@ StagedFile read_staged_folder(const std::string& path, const std::string& inside
   const FolderList list(path);
   const TemporaryFile archive;
   process::Environment environment = process::current_environment();
-  std::erase_if(environment, [](const std::string& one) { return one.starts_with("TAR_OPTIONS="); });
+  std::erase_if(environment, [](const std::string& variable) { return variable.starts_with("TAR_OPTIONS="); });
   const process::ToolResult result =
       process::run_tool({.path = process::find_tool("tar", environment),
                          .argv = {"tar", "--create", "--file=" + archive.path(), "--directory=" + path, "--dereference",
@@ -195,18 +195,18 @@ std::string staging_script(const std::vector<StagedFile>& files, const std::vect
       "; if [ -d \"$d\" ]; then [ $3 = 1 ] || repair \"$a\" \"$d\" \"$s\"; return; fi; t=$(mktemp -d "
       "\"$c/$1/.XXXXXX\") && tar -xf \"$a\" -C \"$t\" && sums \"$a\" \"$t\" >\"$t.s\" && mv -f \"$t.s\" \"$s\" && mv "
       "-T \"$t\" \"$d\" 2>/dev/null; rm -rf \"$t\"; [ -d \"$d\" ]; }; ";
-  for (const StagedFile& one : files) {
-    script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + " " +
-              std::to_string(posix_checksum(one.content)) + "; ";
-    if (one.is_folder)
-      script += "unpack " + one.hash + " " + one.name + (one.is_in_use ? " 1" : " 0") +
-                (one.is_optional ? "; " : " || exit 125; ");
+  for (const StagedFile& file : files) {
+    script += "put " + file.hash + " " + file.name + " " + std::to_string(file.content.size()) + " " +
+              std::to_string(posix_checksum(file.content)) + "; ";
+    if (file.is_folder)
+      script += "unpack " + file.hash + " " + file.name + (file.is_in_use ? " 1" : " 0") +
+                (file.is_optional ? "; " : " || exit 125; ");
   }
   script += "umask $m; exec \"$c/" + files.front().hash + "/" + files.front().name + "\"";
   for (const std::string& word : agent_arguments) script += " " + word;
-  for (const StagedFile& one : files)
-    if (!one.option.empty())
-      script += " " + one.option + " \"$c/" + one.hash + "/" + (one.is_folder ? kFolderName : one.name) + "\"";
+  for (const StagedFile& file : files)
+    if (!file.option.empty())
+      script += " " + file.option + " \"$c/" + file.hash + "/" + (file.is_folder ? kFolderName : file.name) + "\"";
   return script;
 }
 

@@ -32,8 +32,8 @@ class NetworkChecker {
   NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own) {
     const std::vector<base::net::InterfaceAddress> addresses = launcher_addresses(own);
     std::vector<base::net::Address> listen_addresses;
-    for (const base::net::InterfaceAddress& one : addresses)
-      listen_addresses.push_back(connectivity_.listen(one.address));
+    for (const base::net::InterfaceAddress& address : addresses)
+      listen_addresses.push_back(connectivity_.listen(address.address));
     std::vector<protocol::RouteReply> replies(agents_.size());
     const auto make_request = [&](std::size_t i) {
       return protocol::encoded(protocol::RouteRequest{static_cast<int>(i), token_, interfaces[i],
@@ -48,9 +48,7 @@ class NetworkChecker {
         .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
     protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
     for (const protocol::RouteReply& reply : replies) {
-      network.routes.push_back(
-          *std::find_if(reply.routes.begin(), reply.routes.end(),
-                        [&](const protocol::Route& route) { return route.launcher == address_index; }));
+      network.routes.push_back(*std::ranges::find(reply.routes, address_index, &protocol::Route::launcher));
       probe.peers.push_back(network.routes.back().address);
     }
     for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -77,12 +75,11 @@ class NetworkChecker {
   int common_address(const std::vector<protocol::RouteReply>& replies,
                      const std::vector<base::net::InterfaceAddress>& own) const {
     const auto reaches = [](const protocol::RouteReply& reply, int address_index) {
-      return std::any_of(reply.routes.begin(), reply.routes.end(),
-                         [&](const protocol::Route& route) { return route.launcher == address_index; });
+      return std::ranges::find(reply.routes, address_index, &protocol::Route::launcher) != reply.routes.end();
     };
     for (int address_index = 0; address_index < static_cast<int>(own.size()); ++address_index)
-      if (std::all_of(replies.begin(), replies.end(),
-                      [&](const protocol::RouteReply& reply) { return reaches(reply, address_index); }))
+      if (std::ranges::all_of(replies,
+                              [&](const protocol::RouteReply& reply) { return reaches(reply, address_index); }))
         return address_index;
     std::string first;
     std::vector<std::size_t> lost;
@@ -149,14 +146,15 @@ std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>&
 }
 
 std::vector<base::net::InterfaceAddress> reachable_addresses(std::vector<base::net::InterfaceAddress> addresses) {
-  std::erase_if(addresses, [](const base::net::InterfaceAddress& one) {
-    return one.loopback || one.address.find('%') != std::string::npos;
+  std::erase_if(addresses, [](const base::net::InterfaceAddress& address) {
+    return address.loopback || address.address.find('%') != std::string::npos;
   });
   return addresses;
 }
 
 std::string text_of(const std::vector<base::net::InterfaceAddress>& addresses) {
-  return base::joined(addresses, ", ", [](const auto& one) { return one.address + " (" + one.interface + ")"; });
+  return base::joined(addresses, ", ",
+                      [](const auto& address) { return address.address + " (" + address.interface + ")"; });
 }
 
 std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& own) {
@@ -168,8 +166,8 @@ std::vector<base::net::InterfaceAddress> launcher_addresses(const std::string& o
   if (own.empty()) return all;
   const cli::InterfaceFilter filter = cli::parse_interface_filter("--interface", own);
   std::vector<base::net::InterfaceAddress> chosen;
-  for (const base::net::InterfaceAddress& one : all)
-    if (cli::allows(filter, one.interface, one.address)) chosen.push_back(one);
+  for (const base::net::InterfaceAddress& address : all)
+    if (cli::allows(filter, address.interface, address.address)) chosen.push_back(address);
   return chosen.empty() ? all : chosen;
 }
 

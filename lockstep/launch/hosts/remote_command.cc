@@ -120,9 +120,9 @@ base::UsageError agent_start_error(const cli::HostSpec& host, int code, const st
   if (code == kNotExecutable)
     return base::UsageError(name + base::quoted(host.remote_path, 256) + " cannot be executed there",
                             "check that it was built for that machine");
-  for (const SshErrorMeaning& one : kMeanings)
-    if (text.find(one.text) != std::string::npos)
-      return base::UsageError(name + one.meaning + ": " + base::quoted(text, 512), one.hint);
+  for (const SshErrorMeaning& row : kMeanings)
+    if (text.find(row.text) != std::string::npos)
+      return base::UsageError(name + row.meaning + ": " + base::quoted(text, 512), row.hint);
   return base::UsageError(
       name +
       (code == kSshFailed && !host.is_slurm ? "ssh failed" : "the agent exited with code " + std::to_string(code)) +

@@ -97,7 +97,7 @@ AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& 
 /// Returns the time allowed for copying the files to a host, at 1 MiB/s.
 std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
   std::size_t bytes = 0;
-  for (const StagedFile& one : staged_files) bytes += one.content.size();
+  for (const StagedFile& file : staged_files) bytes += file.content.size();
   return std::chrono::seconds(bytes >> 20);
 }
 
@@ -241,7 +241,7 @@ void mark_duplicate_hosts(StartedAgents& started) {
 /// line.
 void require_hosts(StartedAgents& started, std::size_t min_hosts) {
   const auto count = static_cast<std::size_t>(
-      std::count_if(started.failed.begin(), started.failed.end(), [](const auto& error) { return error.has_value(); }));
+      std::ranges::count_if(started.failed, [](const auto& error) { return error.has_value(); }));
   if (count == 0) return;
   const bool enough = started.agents.size() - count >= min_hosts;
   std::optional<base::UsageError> first;
@@ -261,7 +261,7 @@ void require_hosts(StartedAgents& started, std::size_t min_hosts) {
 }
 
 std::string resolve_program(const cli::HostOptions& options, const std::string& name) {
-  const bool is_local = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_local_host);
+  const bool is_local = options.hosts.empty() || std::ranges::any_of(options.hosts, is_local_host);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
   if (name.find('/') != std::string::npos && (!is_local || (relative && !options.directory.empty()))) return name;
   return process::find_program(name, base::Env::this_process().path.value_or(process::kDefaultSearchPath));

@@ -132,7 +132,7 @@ void Output::add(int rank, Stream stream, std::string_view bytes) {
   if (disk_)
     disk_->write({.fd = output.files[index].get(),
                   .bytes = std::string(bytes),
-                  .lines = static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')),
+                  .lines = static_cast<int>(std::ranges::count(bytes, '\n')),
                   .receipt = receipt});
   std::vector<LineSegment> segments = output.splitters[index].feed(bytes);
   if (hides_interrupts_ && stream == Stream::kErr) segments = output.tracebacks.filter(std::move(segments));

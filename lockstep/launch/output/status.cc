@@ -171,7 +171,7 @@ void add_resource_use(std::vector<JobStatus>& jobs, const std::string& host) {
 
 std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std::vector<RankSnapshot>& pages,
                                        const std::string& host) {
-  std::stable_partition(reports.begin(), reports.end(), [](const JobStatus& report) { return report.is_whole; });
+  std::ranges::stable_partition(reports, &JobStatus::is_whole);
   for (const RankSnapshot& page : pages)
     reports.push_back(
         {.label = {.id = page.job, .name = {}, .launcher_host = {}, .world_size = page.world_size},
@@ -184,9 +184,8 @@ std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std
     // Jobs that `lockstep run` has not started may have the same ID, such as "0" without a launcher.
     const bool is_unique = !entry->second.label.launcher_host.empty();
     for (RankStatus& rank : report.ranks) {
-      const auto same = std::find_if(ranks.begin(), ranks.end(), [&](const RankStatus& one) {
-        return one.rank == rank.rank && (is_unique || one.pid == rank.pid);
-      });
+      const auto same = std::ranges::find_if(
+          ranks, [&](const auto& known) { return known.rank == rank.rank && (is_unique || known.pid == rank.pid); });
       if (same == ranks.end())
         ranks.push_back(std::move(rank));
       else if (same->state == RankState::kUnknown)
@@ -195,7 +194,7 @@ std::vector<JobStatus> combine_reports(std::vector<JobStatus> reports, const std
   }
   std::vector<JobStatus> sorted;
   for (auto& [id, job] : jobs) {
-    std::sort(job.ranks.begin(), job.ranks.end(), [](const RankStatus& a, const RankStatus& b) {
+    std::ranges::sort(job.ranks, [](const RankStatus& a, const RankStatus& b) {
       return std::tie(a.rank, a.pid) < std::tie(b.rank, b.pid);
     });
     sorted.push_back(std::move(job));

@@ -82,8 +82,8 @@ std::vector<Cpu> usable_cpus() {
     const std::string directory = "/sys/devices/system/cpu/cpu" + std::to_string(id) + "/topology/";
     const std::vector<int> siblings = parse_cpu_list(first_line(directory + "thread_siblings_list"));
     const auto node = nodes.find(id);
-    cpus.push_back({id, siblings.empty() ? id : *std::min_element(siblings.begin(), siblings.end()),
-                    node == nodes.end() ? 0 : node->second});
+    cpus.push_back(
+        {id, siblings.empty() ? id : *std::ranges::min_element(siblings), node == nodes.end() ? 0 : node->second});
   }
   return cpus;
 }
@@ -95,8 +95,8 @@ int num_cores(const std::vector<Cpu>& cpus) {
 }
 
 std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
-  std::sort(cpus.begin(), cpus.end(),
-            [](const Cpu& a, const Cpu& b) { return std::tie(a.node, a.core, a.id) < std::tie(b.node, b.core, b.id); });
+  std::ranges::sort(
+      cpus, [](const Cpu& a, const Cpu& b) { return std::tie(a.node, a.core, a.id) < std::tie(b.node, b.core, b.id); });
   const std::int64_t cores = num_cores(cpus);
   std::vector<std::vector<int>> parts(static_cast<std::size_t>(ranks));
   std::int64_t core = -1;

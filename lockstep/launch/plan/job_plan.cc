@@ -17,12 +17,10 @@ namespace lockstep::launcher::plan {
 namespace {
 
 bool begins_with_one_of(std::string_view name, const auto& prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return name.rfind(prefix, 0) == 0; });
+  return std::ranges::any_of(prefixes, [&](const char* prefix) { return name.rfind(prefix, 0) == 0; });
 }
 
-bool is_one_of(std::string_view name, const auto& names) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
+bool is_one_of(std::string_view name, const auto& names) { return std::ranges::find(names, name) != names.end(); }
 
 /// Returns the value of LOCKSTEP_TIMEOUT: the seconds in `limit` + `later`, or 0 if there is no limit.
 std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds later) {
@@ -157,7 +155,7 @@ process::Environment horovod_environment(int rank, int local_rank, std::size_t n
           "HOROVOD_LOCAL_RANK=" + std::to_string(local_rank),
           "HOROVOD_LOCAL_SIZE=" + std::to_string(here->ranks),
           "HOROVOD_CROSS_RANK=" + std::to_string(std::count_if(nodes.begin(), here, has_it)),
-          "HOROVOD_CROSS_SIZE=" + std::to_string(std::count_if(nodes.begin(), nodes.end(), has_it)),
+          "HOROVOD_CROSS_SIZE=" + std::to_string(std::ranges::count_if(nodes, has_it)),
           "HOROVOD_HOSTNAME=" + here->info.host};
 }
 
@@ -170,7 +168,7 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
                       "LOCAL_RANK=" + local, "ROLE_RANK=" + number};
   std::vector<Cpu> own;
   for (const Cpu& cpu : node.info.cpus)
-    if (std::find(cpus.begin(), cpus.end(), cpu.id) != cpus.end()) own.push_back(cpu);
+    if (std::ranges::find(cpus, cpu.id) != cpus.end()) own.push_back(cpu);
   const int num_own = num_cores(own);
   const auto threads = process::find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
@@ -211,8 +209,8 @@ bool is_forwarded(std::string_view name) {
                                     "CUBLAS_",   "PYTHON",   "CONDA_", "HF_",   "LC_"};
   constexpr std::array kNames = {"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "TZ", "TMPDIR"};
   constexpr std::array kSecrets = {"TOKEN", "SECRET", "PASSW", "_KEY", "CREDENTIAL"};
-  const bool secret = std::any_of(kSecrets.begin(), kSecrets.end(),
-                                  [&](const char* word) { return name.find(word) != std::string_view::npos; });
+  const bool secret =
+      std::ranges::any_of(kSecrets, [&](const char* word) { return name.find(word) != std::string_view::npos; });
   return (begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames)) && (!secret || name == "LOCKSTEP_KEY_FILE");
 }
 
@@ -293,7 +291,7 @@ std::vector<std::string> check_variables(const process::Environment& environment
   for (const std::string& variable : environment) {
     const std::string name(process::variable_name(variable));
     const bool is_ours = name.starts_with("LOCKSTEP_") && !name.starts_with("LOCKSTEP_TEST_");
-    if (is_ours && std::find(known.begin(), known.end(), name) == known.end())
+    if (is_ours && std::ranges::find(known, name) == known.end())
       warnings.push_back("the variable " + base::quoted(name, 80) + " does not exist" + cli::suggestion(name, known));
   }
   return warnings;

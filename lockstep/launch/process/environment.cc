@@ -62,9 +62,8 @@ bool belongs_to_another_launcher(std::string_view name) {
       "SLURM_PROCID",      "SLURM_LOCALID",  "SLURM_NODEID",       "SLURM_NPROCS",
       "SLURM_GTIDS",       "SLURM_TASK_PID", "SLURM_DISTRIBUTION", "SLURM_LAUNCH_NODE_IPADDR",
       "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE",  "LOCKSTEP_ENV_FROM"};
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(),
-                     [&](const char* prefix) { return name.rfind(prefix, 0) == 0; }) ||
-         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+  return std::ranges::any_of(kPrefixes, [&](const char* prefix) { return name.starts_with(prefix); }) ||
+         std::ranges::find(kNames, name) != kNames.end();
 }
 
 }  // namespace lockstep::launcher::process

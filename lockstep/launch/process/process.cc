@@ -24,7 +24,7 @@ std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
   const auto below_us = [&](pid_t pid) {
     // The number of hops is bounded, because pids that are reused while /proc is read could form a cycle.
     for (std::size_t hops = 0; hops < processes.size(); ++hops) {
-      if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
+      if (std::ranges::find(spared, pid) != spared.end()) return false;
       const auto entry = processes.find(pid);
       if (entry == processes.end()) return false;
       pid = entry->second.parent;

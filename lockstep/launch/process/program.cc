@@ -108,7 +108,7 @@ void check_startable(const std::string& path) {
     return static_cast<unsigned char>(c) >= ' ' || c == '\n' || c == '\t' || c == '\r';
   };
   if (!head.starts_with("#!")) {
-    if (!head.empty() && std::all_of(head.begin(), head.end(), is_text))
+    if (!head.empty() && std::ranges::all_of(head, is_text))
       throw base::UsageError(subject + "cannot be executed: " + std::strerror(ENOEXEC),
                              "start the script with a line such as #!/bin/sh");
     return;

@@ -31,7 +31,7 @@ bool runs_python(const std::string& program) {
   char head[256] = {};
   std::ifstream(program).read(head, sizeof head - 1);
   const std::vector<std::string> words = shebang_words(head);
-  return std::any_of(words.begin(), words.end(), is_python);
+  return std::ranges::any_of(words, is_python);
 }
 
 std::optional<std::size_t> python_script_index(const std::vector<std::string>& command) {

@@ -45,7 +45,7 @@ bool is_shell(pid_t pid) {
   std::error_code error;
   const std::string name =
       std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe", error).filename().string();
-  return std::find(kShells.begin(), kShells.end(), name) != kShells.end();
+  return std::ranges::find(kShells, name) != kShells.end();
 }
 
 pid_t parent_in(const std::map<pid_t, ProcessCounters>& processes, pid_t pid) {
@@ -84,7 +84,7 @@ void signal_first_expecting(const std::vector<std::vector<pid_t>>& trees, int si
   const std::set<pid_t> blocked = keep_blocked(trees, signal);
   for (const std::vector<pid_t>& tree : trees) {
     const auto expects = [&](pid_t pid) { return catches_signal(pid, signal) || blocked.contains(pid); };
-    if (const auto found = std::find_if(tree.begin(), tree.end(), expects); found != tree.end()) ::kill(*found, signal);
+    if (const auto found = std::ranges::find_if(tree, expects); found != tree.end()) ::kill(*found, signal);
   }
 }
 

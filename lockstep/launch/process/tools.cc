@@ -131,7 +131,7 @@ std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int qui
   std::vector<ToolResult> results(calls.size());
   std::vector<RunningTool> tools;
   for (std::size_t i = 0; i < calls.size(); ++i) tools.emplace_back(calls[i], results[i]);
-  while (std::any_of(tools.begin(), tools.end(), [](const RunningTool& tool) { return tool.is_running(); })) {
+  while (std::ranges::any_of(tools, &RunningTool::is_running)) {
     std::vector<pollfd> entries = {{quit, POLLRDHUP, 0}};
     Deadline first = Deadline::in(kPollInterval);
     for (const RunningTool& tool : tools) {

@@ -117,8 +117,8 @@ std::string encode_snapshot(const base::telemetry::RankSnapshot& snapshot) {
   constexpr std::size_t kMaxPerKind = 32;  // running operations, and finished ones
   std::vector<base::telemetry::OperationRecord> recent;
   std::size_t running = 0, finished = 0;
-  for (auto one = snapshot.operations.rbegin(); one != snapshot.operations.rend(); ++one)
-    if ((one->is_running() ? running : finished)++ < kMaxPerKind) recent.push_back(*one);
+  for (auto operation = snapshot.operations.rbegin(); operation != snapshot.operations.rend(); ++operation)
+    if ((operation->is_running() ? running : finished)++ < kMaxPerKind) recent.push_back(*operation);
   std::reverse(recent.begin(), recent.end());
   return encoded(snapshot) + encoded(recent);
 }

@@ -56,8 +56,7 @@ std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const
   const std::vector<cli::HostSpec> given = allocated_hosts(env);
   if (named.empty()) return given;
   for (cli::HostSpec& host : named) {
-    const auto found =
-        std::find_if(given.begin(), given.end(), [&](const cli::HostSpec& one) { return one.name == host.name; });
+    const auto found = std::ranges::find(given, host.name, &cli::HostSpec::name);
     if (found == given.end() || !host.user.empty() || host.port != 0) continue;
     host.is_slurm = true;
     host.is_local = found->is_local;

@@ -40,7 +40,7 @@ std::optional<std::vector<std::string>> task_arguments(int ranks, const base::En
     return std::nullopt;
   const std::vector<int> tasks =
       job::identity::expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
-  if (std::any_of(tasks.begin(), tasks.end(), [](int count) { return count != 1; })) return std::nullopt;
+  if (std::ranges::any_of(tasks, [](int count) { return count != 1; })) return std::nullopt;
   const std::string step = *env.slurm_job_id + "." + *env.slurm_step_id;
   if (number(env.slurm_procid) > 0) return std::vector<std::string>{"agent", "--wait-in-step", step};
   std::string hosts;

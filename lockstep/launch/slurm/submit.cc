@@ -392,7 +392,7 @@ std::string shell_quote(std::string_view word) {
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   // Escape control characters: sbatch rejects scripts with carriage returns, and a reader could take a second line for
   // another command.
-  const bool escapes = std::any_of(word.begin(), word.end(), is_control);
+  const bool escapes = std::ranges::any_of(word, is_control);
   std::string text = escapes ? "$'" : "'";
   for (const char c : word) {
     char code[8] = {c, '\0'};
@@ -415,7 +415,7 @@ std::string shell_quote(std::string_view word) {
 
 std::string sbatch_quote(std::string_view word) {
   const auto is_plain = [](unsigned char c) { return c > 0x20 && c != '"' && c != '\'' && c != '\\' && c != '#'; };
-  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  if (!word.empty() && std::ranges::all_of(word, is_plain)) return std::string(word);
   std::string text = "\"";
   for (const char c : word) text += (c == '"' || c == '\\' ? "\\" : "") + std::string(1, c);
   return text + "\"";
@@ -432,7 +432,7 @@ SlurmJobState parse_sacct(std::string_view text) {
 }
 
 bool has_ended(const SlurmJobState& state) {
-  return std::find(kFinalStates.begin(), kFinalStates.end(), state.state) != kFinalStates.end();
+  return std::ranges::find(kFinalStates, state.state) != kFinalStates.end();
 }
 
 int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }

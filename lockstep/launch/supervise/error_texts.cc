@@ -169,7 +169,7 @@ std::vector<KnownError> own_errors_or_none() {
 }
 
 const KnownError* find_known_error(std::string_view lines, const std::vector<KnownError>& table) {
-  const auto found = std::find_if(table.begin(), table.end(), [&](const KnownError& row) {
+  const auto found = std::ranges::find_if(table, [&](const KnownError& row) {
     // Without regard to case: "Address already in use" and "EADDRINUSE: address already in use".
     return std::search(lines.begin(), lines.end(), row.text.begin(), row.text.end(), [](char a, char b) {
              return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));

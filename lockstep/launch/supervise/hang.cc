@@ -55,14 +55,13 @@ std::optional<DifferentCalls> find_different_calls(const std::vector<base::telem
                                               ? "()"
                                               : "(" + std::to_string(now->bytes) + " bytes of " + now->dtype + ")");
     std::vector<Call>& calls = operations[{now->channel, now->seq}];
-    auto found = std::find_if(calls.begin(), calls.end(), [&](const Call& one) { return one.first == call; });
+    auto found = std::ranges::find(calls, call, &Call::first);
     if (found == calls.end()) found = calls.insert(calls.end(), {call, {}});
     found->second.push_back(rank.rank);
   }
   for (auto& [position, calls] : operations) {
     if (calls.size() < 2) continue;
-    std::stable_sort(calls.begin(), calls.end(),
-                     [](const Call& a, const Call& b) { return a.second.size() > b.second.size(); });
+    std::ranges::stable_sort(calls, [](const Call& a, const Call& b) { return a.second.size() > b.second.size(); });
     DifferentCalls result{.rank = calls.back().second.back()};
     for (const auto& [call, callers] : calls) {
       if (callers.size() == calls.back().second.size())
@@ -81,8 +80,8 @@ std::string waiting_text(const std::vector<base::telemetry::RankSnapshot>& ranks
   for (const base::telemetry::RankSnapshot& rank : ranks)
     if (const auto* now = job::health::current_operation(rank); now && rank.waiting)
       groups[job::health::describe(*now)].push_back(rank.rank);
-  const auto most = std::max_element(groups.begin(), groups.end(),
-                                     [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto most =
+      std::ranges::max_element(groups, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   if (most == groups.end()) return "";
   return "; " + job::health::format_ranks(most->second) + (most->second.size() == 1 ? " waits in " : " wait in ") +
          most->first;
@@ -117,8 +116,8 @@ std::vector<int> hanging_ranks(const job::health::HangFinding& finding,
                                const std::vector<base::telemetry::RankSnapshot>& ranks) {
   std::vector<int> absent;
   for (const int rank : finding.ranks)
-    if (const auto one = health.find(rank);
-        one != health.end() && one->second.phase == job::health::RankPhase::kBeforeWorld)
+    if (const auto found = health.find(rank);
+        found != health.end() && found->second.phase == job::health::RankPhase::kBeforeWorld)
       absent.push_back(rank);
   if (absent.empty()) absent = job::health::culprit_ranks(ranks);
   return absent.empty() ? finding.ranks : absent;
@@ -128,11 +127,12 @@ std::vector<int> hanging_ranks(const job::health::HangFinding& finding,
 /// wait do, as in a program that trains in an except block.
 const base::telemetry::RankSnapshot* find_failed(const std::vector<base::telemetry::RankSnapshot>& ranks,
                                                  const std::vector<int>& suspects) {
-  const auto has_failed = [](const base::telemetry::RankSnapshot& one) { return one.waiting && !one.handles.empty(); };
-  if (std::all_of(ranks.begin(), ranks.end(), [&](const auto& one) { return !one.waiting || has_failed(one); }))
-    return nullptr;
-  const auto failed = std::find_if(ranks.begin(), ranks.end(), [&](const base::telemetry::RankSnapshot& one) {
-    return has_failed(one) && std::find(suspects.begin(), suspects.end(), one.rank) != suspects.end();
+  const auto has_failed = [](const base::telemetry::RankSnapshot& rank) {
+    return rank.waiting && !rank.handles.empty();
+  };
+  if (std::ranges::all_of(ranks, [&](const auto& rank) { return !rank.waiting || has_failed(rank); })) return nullptr;
+  const auto failed = std::ranges::find_if(ranks, [&](const auto& rank) {
+    return has_failed(rank) && std::ranges::find(suspects, rank.rank) != suspects.end();
   });
   return failed == ranks.end() ? nullptr : &*failed;
 }
@@ -224,11 +224,10 @@ Verdict judge_hang(const job::health::HangFinding& finding, const std::map<int, 
   verdict.fatal.detail += waiting_text(ranks);
   if (rank_health != health.end() && rank_health->second.phase == job::health::RankPhase::kBeforeWorld)
     verdict.fatal.detail += "; rank " + std::to_string(rank) + " has not joined the world";
-  const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
-                                     [&](const base::telemetry::RankSnapshot& one) { return one.rank == rank; });
+  const auto snapshot = std::ranges::find(ranks, rank, &base::telemetry::RankSnapshot::rank);
   if (snapshot != ranks.end() && finding.kind != HangKind::kStall) verdict.fatal.detail += location_text(*snapshot);
   verdict.fatal.hint = "its stack is in " + stack_location(evidence.run_dir, rank, evidence.locations) +
-                       hint_text(finding.kind, std::none_of(ranks.begin(), ranks.end(), is_watched));
+                       hint_text(finding.kind, std::ranges::none_of(ranks, is_watched));
   return verdict;
 }
 

@@ -98,7 +98,7 @@ std::vector<base::telemetry::RankSnapshot> RankStates::snapshots() const {
 
 std::string RankStates::text() const {
   const auto has_done = [](const auto& flight) { return !flight.second.operations.empty(); };
-  if (std::none_of(snapshots_.begin(), snapshots_.end(), has_done)) return "";
+  if (std::ranges::none_of(snapshots_, has_done)) return "";
   return "lockstep: where the ranks were:\n" + job::health::progress_report(snapshots());
 }
 

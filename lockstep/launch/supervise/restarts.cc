@@ -18,7 +18,7 @@ constexpr int kMaxRestartsWithoutProgress = 3;
 constexpr std::chrono::milliseconds kMaxRestartPause = 60s;
 constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // for a program that reports no checkpoints
 
-bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
+bool contains(const auto& list, int value) { return std::ranges::find(list, value) != list.end(); }
 
 /// Returns whether an exit code of a rank, or of a shell that started it, means an error that a user must fix, or a
 /// stop that was requested.
@@ -27,7 +27,7 @@ bool is_user_error(int code) {
   constexpr std::array kCauses = {Cause::kBadArg, Cause::kBadFile,  Cause::kFolderInUse,
                                   Cause::kDesync, Cause::kProtocol, Cause::kPreempted};
   return contains(kOfShells, code) || code == base::exit_code_before_start(Cause::kBadArg) ||
-         std::any_of(kCauses.begin(), kCauses.end(), [&](Cause cause) { return base::exit_code(cause) == code; });
+         std::ranges::any_of(kCauses, [&](Cause cause) { return base::exit_code(cause) == code; });
 }
 
 /// Returns whether a user or a scheduler sends this signal to stop a process.
@@ -48,9 +48,9 @@ Verdict no_progress(const Verdict& last) {
 }  // namespace
 
 void HostBackoff::record_failure(std::size_t host, Time now) {
-  Backoff& one = hosts_.at(host);
-  one.last = std::clamp(2 * one.last, kMinBackoff, kMaxBackoff);
-  one.until = now + one.last;
+  Backoff& backoff = hosts_.at(host);
+  backoff.last = std::clamp(2 * backoff.last, kMinBackoff, kMaxBackoff);
+  backoff.until = now + backoff.last;
 }
 
 std::vector<std::size_t> HostBackoff::available(Time now) const {
@@ -63,7 +63,7 @@ std::vector<std::size_t> HostBackoff::available(Time now) const {
 HostBackoff::Time HostBackoff::when_available(std::size_t count) const {
   if (count == 0) return {};
   std::vector<Time> times;
-  for (const Backoff& one : hosts_) times.push_back(one.until);
+  for (const Backoff& backoff : hosts_) times.push_back(backoff.until);
   const auto last = times.begin() + static_cast<std::ptrdiff_t>(std::min(count, times.size()) - 1);
   std::nth_element(times.begin(), last, times.end());
   return *last;

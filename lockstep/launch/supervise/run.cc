@@ -128,7 +128,7 @@ void choose_addresses(const cli::RunOptions& options, plan::LaunchContext& conte
                       std::vector<hosts::AgentLink>& agents, std::vector<plan::Node>& nodes, int signals) {
   context.store.host = context.master.host = kLoopback;
   context.master.port = nodes.front().info.master_port;
-  if (std::all_of(nodes.begin(), nodes.end(), [](const plan::Node& node) { return node.is_local; })) return;
+  if (std::ranges::all_of(nodes, &plan::Node::is_local)) return;
   std::vector<std::string> interfaces;
   for (const plan::Node& node : nodes)
     interfaces.push_back(node.wanted_interface.empty() ? options.interface : node.wanted_interface);
@@ -246,7 +246,7 @@ std::string default_run_name(const std::string& program) {
 /// Returns lockstep itself, its Python hook, and the folder of a Python script, or else the user's program if it was
 /// given by a path. A program found in PATH, and every interpreter, must exist on all hosts.
 hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
-  if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), hosts::is_local_host)) return nullptr;
+  if (!options.ship || std::ranges::all_of(options.hosts, hosts::is_local_host)) return nullptr;
   std::vector<hosts::StagedFile> files = {hosts::read_staged_file(process::executable_path())};
   const auto add = [&](hosts::StagedFile file, const char* option) {
     file.option = option;
@@ -360,8 +360,7 @@ class RestartLoop {
       const std::vector<std::size_t> used = backoff_.available(next);
       std::vector<std::size_t> excluded(num_hosts_);
       for (std::size_t host = 0; host < num_hosts_; ++host) excluded[host] = host;
-      std::erase_if(excluded,
-                    [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
+      std::erase_if(excluded, [&](std::size_t host) { return std::ranges::find(used, host) != used.end(); });
       text += " on " + host_names(used) +
               (excluded.empty() ? "" : ", without " + host_names(excluded) + " (failed recently)");
     }

@@ -68,7 +68,7 @@ protocol::JobStatus StatusService::collect() const {
 }
 
 void StatusService::reply_if_due() {
-  const bool is_complete = std::none_of(hosts_.begin(), hosts_.end(), [](const Host& host) { return host.is_asked; });
+  const bool is_complete = std::ranges::none_of(hosts_, [](const Host& host) { return host.is_asked; });
   if (connections_.empty() || (!is_complete && !deadline_.expired())) return;
   const protocol::JobStatus job = collect();
   for (const base::Fd& connection : connections_) protocol::send_job_status(connection.get(), job);

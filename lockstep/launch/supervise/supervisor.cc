@@ -86,8 +86,7 @@ class Supervisor {
   void mark_host_lost(std::size_t index) { outcome_.lost_hosts.insert(nodes_[index].number); }
 
   bool has_agent() const {
-    return std::any_of(agents_.begin(), agents_.end(),
-                       [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
+    return std::ranges::any_of(agents_, [](const hosts::AgentLink& agent) { return agent.descriptor() >= 0; });
   }
 
   void watch_events() {
@@ -205,8 +204,7 @@ class Supervisor {
   /// Sets the verdict to kPreempted if all ranks exited together after a stop request (SIGTERM or SIGUSR1). After
   /// Ctrl-C the verdict stays kInterrupted.
   void conclude_preemption() {
-    const bool all =
-        std::all_of(exits_.begin(), exits_.end(), [](const protocol::RankExit& end) { return end.preempted; });
+    const bool all = std::ranges::all_of(exits_, &protocol::RankExit::preempted);
     if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
     verdict_ =
         judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
@@ -405,8 +403,7 @@ class Supervisor {
                                .via = agents_[index].via(),
                                .end = end,
                                .text = agents_[index].stderr_text()}));
-    if (nodes_[index].is_local &&
-        std::count_if(nodes_.begin(), nodes_.end(), [](const plan::Node& node) { return node.is_local; }) == 1)
+    if (nodes_[index].is_local && std::ranges::count(nodes_, true, &plan::Node::is_local) == 1)
       for (const pid_t pid : process::kill_descendants(inherited_children_, Deadline::in(base::kUnkillableTimeout)))
         on_unkillable(index, -1, pid);
   }

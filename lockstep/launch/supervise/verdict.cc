@@ -87,7 +87,7 @@ std::string detail_for(const protocol::RankExit& end, const ExitEvidence& eviden
 /// of a port in the order in which they are sent.
 bool is_named(const protocol::RankExit& end, const protocol::RankExit& failure) {
   const std::int64_t swapped = (failure.lost_port >> 8) | (failure.lost_port & 0xff) << 8;
-  return failure.lost_port != 0 && std::any_of(end.ports.begin(), end.ports.end(), [&](std::int64_t port) {
+  return failure.lost_port != 0 && std::ranges::any_of(end.ports, [&](std::int64_t port) {
            return port == failure.lost_port || port == swapped;
          });
 }
@@ -155,7 +155,7 @@ bool is_culprit_missing(const std::vector<protocol::RankExit>& exits, std::size_
   const protocol::RankExit* first = first_failure(exits);
   if (!first || !first->lost_peer || exits.size() >= num_ranks) return false;
   if (early_ends(exits, *first).empty()) return true;
-  return first->lost_port != 0 && std::none_of(exits.begin(), exits.end(), [&](const protocol::RankExit& end) {
+  return first->lost_port != 0 && std::ranges::none_of(exits, [&](const protocol::RankExit& end) {
            return end.code == 0 && end.signal == 0 && (end.ports[0] == 0 || is_named(end, *first));
          });
 }
@@ -184,8 +184,7 @@ Verdict judge_exit(const protocol::RankExit& end, const ExitEvidence& evidence) 
 }
 
 void add_step_and_operation(job::Fatal& fatal, const std::vector<base::telemetry::RankSnapshot>& ranks) {
-  const auto snapshot = std::find_if(ranks.begin(), ranks.end(),
-                                     [&](const base::telemetry::RankSnapshot& one) { return one.rank == fatal.rank; });
+  const auto snapshot = std::ranges::find(ranks, fatal.rank, &base::telemetry::RankSnapshot::rank);
   if (snapshot == ranks.end()) return;
   if (fatal.step < 0) fatal.step = snapshot->steps;
   if (!fatal.op.empty()) return;
@@ -232,9 +231,8 @@ std::string failure_report(const job::Fatal& fatal, const std::string& states, c
 }
 
 std::string stack_location(const std::string& run_dir, int rank, const std::vector<protocol::RankLocation>& locations) {
-  const bool several = std::any_of(locations.begin(), locations.end(), [&](const protocol::RankLocation& location) {
-    return location.host != locations.front().host;
-  });
+  const bool several = std::ranges::any_of(
+      locations, [&](const protocol::RankLocation& location) { return location.host != locations.front().host; });
   const bool known = rank >= 0 && static_cast<std::size_t>(rank) < locations.size();
   return run_dir + "/" + process::stack_file_name(rank) +
          (several && known ? " on " + locations[static_cast<std::size_t>(rank)].host : "");
@@ -243,8 +241,7 @@ std::string stack_location(const std::string& run_dir, int rank, const std::vect
 void request_stack(Verdict& verdict, const std::vector<protocol::RankExit>& exits, const std::string& run_dir,
                    const std::vector<protocol::RankLocation>& locations) {
   const int rank = verdict.fatal.rank;
-  const bool ended =
-      std::any_of(exits.begin(), exits.end(), [&](const protocol::RankExit& end) { return end.rank == rank; });
+  const bool ended = std::ranges::find(exits, rank, &protocol::RankExit::rank) != exits.end();
   if (verdict.fatal.cause != base::Cause::kRankStuck || rank < 0 || ended || !verdict.stacks.empty()) return;
   verdict.stacks = {rank};
   verdict.fatal.hint = "its stack is in " + stack_location(run_dir, rank, locations) +
@@ -259,7 +256,7 @@ std::optional<job::Fatal> CauseOfExits::published() const {
 bool CauseOfExits::needs_exit_of_rank_that_left() const {
   const auto cause = published();
   if (!cause || !is_left_rank(*cause, cause->rank)) return false;
-  return std::none_of(exits.begin(), exits.end(), [&](const auto& end) { return end.rank == cause->rank; });
+  return std::ranges::find(exits, cause->rank, &protocol::RankExit::rank) == exits.end();
 }
 
 bool CauseOfExits::is_known() const {
