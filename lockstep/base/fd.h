@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 namespace lockstep::base {
@@ -34,6 +35,9 @@ struct Pipe {
 };
 /// Creates a pipe with both ends close-on-exec. Throws SystemError.
 Pipe make_pipe();
+
+/// Writes all of `bytes` to a descriptor that blocks. Returns false, with errno, after an error.
+bool write_all(int fd, std::string_view bytes);
 
 /// Sets O_NONBLOCK on `fd`. Throws SystemError.
 void set_nonblocking(int fd);

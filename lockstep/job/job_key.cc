@@ -89,8 +89,6 @@ JobKey JobKey::inherited() {
   return key;
 }
 
-bool JobKey::is_set() const { return bytes_ != nullptr; }
-
 Mac JobKey::mac(std::initializer_list<std::string_view> texts) const {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(bytes().data()), kBytes);

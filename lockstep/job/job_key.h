@@ -31,7 +31,7 @@ class JobKey {
   /// Returns the key in the page that this process inherited, or an unset key.
   static JobKey inherited();
 
-  bool is_set() const;
+  bool is_set() const { return bytes_ != nullptr; }
   /// The 32 bytes, which are zero for an unset key. Do not copy them.
   std::string_view bytes() const;
 

@@ -107,8 +107,6 @@ class Reader {
 
 }  // namespace
 
-std::string PythonException::text() const { return first == last ? last : first + std::string(kThen) + last; }
-
 PythonException find_python_exception(std::string_view lines, std::string_view prefix) {
   Reader reader;
   for (const std::string& line : base::split(lines, '\n')) reader.read(without_ranks(without_prefix(line, prefix)));

@@ -20,7 +20,7 @@ struct PythonException {
   std::string last;  ///< the exception that ended the program; often `first`. Empty: there is none
 
   /// Returns "FIRST; then LAST", or the only one.
-  std::string text() const;
+  std::string text() const { return first == last ? last : first + std::string(kThen) + last; }
 };
 
 /// Finds the exception in the last lines that a program wrote to stderr, or in what traceback.format_exception()

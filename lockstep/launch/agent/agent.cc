@@ -21,7 +21,6 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/launch/agent/agent_setup.h"
-#include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/agent/output_forwarder.h"
 #include "lockstep/launch/agent/rank_monitor.h"
 #include "lockstep/launch/agent/rank_process.h"

@@ -52,12 +52,7 @@ using namespace std::chrono_literals;
 struct LauncherLost {};
 
 void send_frame(protocol::FrameKind kind, const std::string& payload) {
-  const std::string bytes = protocol::encode({kind, -1, payload});
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t size = ::write(STDOUT_FILENO, bytes.data() + done, bytes.size() - done);
-    if (size < 0 && errno != EINTR) throw LauncherLost();
-    done += static_cast<std::size_t>(std::max<ssize_t>(size, 0));
-  }
+  if (!base::write_all(STDOUT_FILENO, protocol::encode({kind, -1, payload}))) throw LauncherLost();
 }
 
 bool same_family(const std::string& a, const std::string& b) {

@@ -1,15 +1,43 @@
-// Forwards the output of the ranks of a host to the launcher.
+// Forwards the output of the ranks of a host to the launcher, through a queue of frames that does not block the agent.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <deque>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/fd.h"
-#include "lockstep/launch/agent/frame_queue.h"
 #include "lockstep/launch/process/event_loop.h"
+#include "lockstep/launch/protocol/frames.h"
 
 namespace lockstep::launcher::agent {
+
+/// A queue of frames in front of a non-blocking descriptor. The output of the ranks, their exits and kDone keep their
+/// order; every other frame overtakes them, so that no report waits behind output. Of the health reports of a rank it
+/// keeps only the newest. It drops nothing else: OutputForwarder limits the output in it. Not thread-safe.
+class FrameQueue {
+ public:
+  explicit FrameQueue(int fd) : fd_(fd) {}
+
+  void push(const protocol::Frame& frame);
+  /// Writes as much as possible without blocking. Returns false if the reader has closed the descriptor.
+  bool flush();
+  bool empty() const { return current_.empty() && reports_.empty() && ordered_.empty(); }
+
+ private:
+  struct Entry {
+    std::string bytes;
+    int health_of_rank = -1;  // the rank if this is a health report, else -1
+  };
+  bool replace_rank_health(const protocol::Frame& frame);
+
+  int fd_;
+  std::deque<Entry> reports_;        // frames that overtake
+  std::deque<std::string> ordered_;  // output, exits and kDone
+  std::string current_;              // the frame that is being written; empty: none
+  std::size_t written_ = 0;          // number of its bytes that are written
+};
 
 /// Reads the pipes of ranks and queues what they contain as kStdout and kStderr frames. Of each pipe, at most `window`
 /// bytes are on their way to their destination. It then stops reading the pipe, and a rank that writes more blocks, as

@@ -50,41 +50,31 @@ std::int64_t count_oom_kills() {
 }
 
 RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory_(base::telemetry::create_rank_page()) {
-  base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
+  base::telemetry::RankPage& page = this->page();
   page.agent_pid = ::getpid();
   std::memcpy(page.key.data(), key.bytes().data(), page.key.size());
 }
 
-bool RankMonitor::is_in_world() const {
-  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
-  return page.is_published() && page.has_left == 0;
-}
-
-std::int64_t RankMonitor::durable_checkpoint() const {
-  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
-  return page.is_published() ? page.durable_checkpoint.load() : 0;
-}
-
 std::array<std::int64_t, 64> RankMonitor::tcp_ports() const {
   std::array<std::int64_t, 64> ports{};
-  const auto& found = base::telemetry::rank_page_in(memory_).tcp_ports;
+  const auto& found = page().tcp_ports;
   std::copy(found.begin(), found.end(), ports.begin());
   return ports;
 }
 
 std::optional<base::telemetry::RankSnapshot> RankMonitor::snapshot() const {
-  auto snapshot = base::telemetry::read_rank_page(base::telemetry::rank_page_in(memory_));
+  auto snapshot = base::telemetry::read_rank_page(page());
   if (snapshot) snapshot->waiting |= health_.is_waiting;
   return snapshot;
 }
 
 pid_t RankMonitor::pid(pid_t fallback) const {
-  const pid_t page_pid = base::telemetry::rank_page_in(memory_).pid;
+  const pid_t page_pid = page().pid;
   return page_pid > 0 ? page_pid : fallback;
 }
 
 job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::Clock::time_point now) {
-  const base::telemetry::RankPage& page = base::telemetry::rank_page_in(memory_);
+  const base::telemetry::RankPage& page = this->page();
   const pid_t page_pid = this->pid(pid);
   earlier_sample_ = std::exchange(last_sample_, process::sample_process(page_pid));
   using job::health::RankPhase;
@@ -119,24 +109,22 @@ job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::
   health_ = result;
   if (!needs_activity()) {
     needed_activity_ = false;
-    base::telemetry::rank_page_in(memory_).works.store(0);
+    this->page().works.store(0);
   }
   return result;
 }
 
-bool RankMonitor::needs_activity() const {
-  return base::telemetry::rank_page_in(memory_).main_waiting == 0 && health_.since_report >= kUnreportedTime;
-}
+bool RankMonitor::needs_activity() const { return page().main_waiting == 0 && health_.since_report >= kUnreportedTime; }
 
 void RankMonitor::add_activity(pid_t pid, const process::HostActivity& activity,
                                job::health::StallTimer::Clock::time_point now, job::health::RankHealth& health) {
   process::Usage usage = process::usage_of_tree(pid, activity);
-  usage.bytes -= std::min(usage.bytes, base::telemetry::rank_page_in(memory_).store_bytes.load());
+  usage.bytes -= std::min(usage.bytes, page().store_bytes.load());
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(now - usage_time_);
   if (elapsed <= base::kMaxSampleGap) {  // else this is the first sample
     // What it did before it stopped reporting is not work that goes on.
     const bool works = needed_activity_ && process::has_worked(usage_, usage, elapsed);
-    base::telemetry::rank_page_in(memory_).works.store(works ? 1 : 0);
+    page().works.store(works ? 1 : 0);
     if (works) ++num_work_samples_;
     if (usage.cpu_time - usage_.cpu_time >= process::kActiveCpuTime) ++num_active_samples_;
   }

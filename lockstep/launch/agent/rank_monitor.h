@@ -53,7 +53,7 @@ class RankMonitor {
                     job::health::RankHealth& health);
 
   /// Returns the newest checkpoint that the rank has reported as durable, also after its exit; 0 if there is none.
-  std::int64_t durable_checkpoint() const;
+  std::int64_t durable_checkpoint() const { return page().is_published() ? page().durable_checkpoint.load() : 0; }
   /// Returns RankPage::tcp_ports, also after the rank's exit.
   std::array<std::int64_t, 64> tcp_ports() const;
   /// Returns the snapshot of the rank's page, also after its exit; nullopt if the rank has not published it. It waits
@@ -68,15 +68,17 @@ class RankMonitor {
   pid_t pid(pid_t fallback) const;
   /// Returns whether the rank is between init() and the end of its world, in which time its waiting operations read the
   /// store.
-  bool is_in_world() const;
+  bool is_in_world() const { return page().is_published() && page().has_left == 0; }
 
   /// Publishes whether the rank waits because its output is not read. It then counts as making progress.
-  void set_output_blocked(bool blocked) { base::telemetry::rank_page_in(memory_).output_blocked.store(blocked); }
+  void set_output_blocked(bool blocked) { page().output_blocked.store(blocked); }
 
   /// Sets the stop request in the page, so that waiting operations of the rank check the store for a failure at once.
-  void notify_failure() { base::telemetry::rank_page_in(memory_).stop_requested.store(1); }
+  void notify_failure() { page().stop_requested.store(1); }
 
  private:
+  base::telemetry::RankPage& page() const { return base::telemetry::rank_page_in(memory_); }
+
   const int rank_;
   base::SharedMemory memory_;
   job::health::StallTimer beat_timer_, progress_timer_, report_timer_, activity_timer_;

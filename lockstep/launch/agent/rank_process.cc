@@ -175,8 +175,6 @@ ErrorFiles::ErrorFiles() {
             base::to_hex(job::mac_bytes(random).substr(0, 16)) + "-";
 }
 
-std::string ErrorFiles::path(int rank) const { return prefix_ + std::to_string(rank) + ".json"; }
-
 std::string ErrorFiles::take_message(int rank) const {
   const std::string name = path(rank);
   const base::Fd fd(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));

@@ -99,7 +99,7 @@ class ErrorFiles {
   ErrorFiles();
 
   /// Returns the path of the file of `rank`, below the directory for temporary files.
-  std::string path(int rank) const;
+  std::string path(int rank) const { return prefix_ + std::to_string(rank) + ".json"; }
 
   /// Reads and removes the file of `rank`. Returns its message, at most protocol::kMaxErrorMessageBytes of it; empty if
   /// there is no file or if it is not such a file. The file is untrusted.

@@ -103,8 +103,6 @@ std::vector<LineSegment> TracebackFilter::filter(std::vector<LineSegment> segmen
   return passed;
 }
 
-std::vector<LineSegment> TracebackFilter::finish() { return release(std::exchange(state_, State::kOutside)); }
-
 std::vector<LineSegment> TracebackFilter::release(State state) {
   const bool is_complete = state == State::kException || state == State::kAfterBlank;
   held_bytes_ = 0;

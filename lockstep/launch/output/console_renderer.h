@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::launcher::output {
@@ -50,7 +51,7 @@ class TracebackFilter {
   /// Returns those of the `segments`, and of the ones held back, that are to be printed.
   std::vector<LineSegment> filter(std::vector<LineSegment> segments);
   /// Returns what is held back and to be printed, at the end of the stream.
-  std::vector<LineSegment> finish();
+  std::vector<LineSegment> finish() { return release(std::exchange(state_, State::kOutside)); }
 
  private:
   enum class State {

@@ -1,19 +1,8 @@
 #include "lockstep/launch/process/event_loop.h"
 
-#include <poll.h>
-
 #include <cstddef>
-#include <utility>
 
 namespace lockstep::launcher::process {
-
-void EventLoop::on_readable(Descriptor descriptor, Handler handler) {
-  watches_.push_back({std::move(descriptor), POLLIN, std::move(handler)});
-}
-
-void EventLoop::on_writable(Descriptor descriptor, Handler handler) {
-  watches_.push_back({std::move(descriptor), POLLOUT, std::move(handler)});
-}
 
 bool EventLoop::run_once() {
   std::vector<pollfd> entries;

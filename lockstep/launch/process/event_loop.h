@@ -1,6 +1,8 @@
 // The event loop of the launcher and of its agents.
 #pragma once
 
+#include <poll.h>
+
 #include <deque>
 #include <functional>
 #include <utility>
@@ -19,9 +21,13 @@ class EventLoop {
   using Handler = std::function<void()>;
 
   /// Calls `handler` when the descriptor can be read, or has ended.
-  void on_readable(Descriptor descriptor, Handler handler);
+  void on_readable(Descriptor descriptor, Handler handler) {
+    watches_.push_back({std::move(descriptor), POLLIN, std::move(handler)});
+  }
   /// Calls `handler` when the descriptor can be written, or its reader has ended.
-  void on_writable(Descriptor descriptor, Handler handler);
+  void on_writable(Descriptor descriptor, Handler handler) {
+    watches_.push_back({std::move(descriptor), POLLOUT, std::move(handler)});
+  }
   /// Calls `handler` when the time has come. The handler must move the time, or it is called again at once.
   void at(Time time, Handler handler) { timers_.push_back({std::move(time), std::move(handler)}); }
 

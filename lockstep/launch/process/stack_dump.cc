@@ -39,14 +39,6 @@ std::string kernel_report(int rank, pid_t pid) {
   return text + "\n";
 }
 
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t size = ::write(fd, text.data(), text.size());
-    if (size <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(size));
-  }
-}
-
 }  // namespace
 
 std::string read_file(const std::string& path) {
@@ -86,10 +78,10 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& directory, const st
   const std::string path = directory + "/" + stack_file_name(rank);
   file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
-  write_all(file_.get(), python + kernel_report(rank, pid));
+  base::write_all(file_.get(), python + kernel_report(rank, pid));
   const auto command = stack_command(pid, kDefaultSearchPath);
   if (command.empty()) {
-    write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed; install one of them\n");
+    base::write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed; install one of them\n");
     return;
   }
   const base::Fd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));

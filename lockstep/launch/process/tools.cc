@@ -30,11 +30,8 @@ constexpr auto kPollInterval = 50ms;
 base::Fd memory_file(std::string_view content) {
   base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
   if (!fd) throw base::SystemError("cannot create a file for the input of a tool", errno);
-  for (std::size_t done = 0; done < content.size();) {
-    const ssize_t size = ::pwrite(fd.get(), content.data() + done, content.size() - done, static_cast<off_t>(done));
-    if (size <= 0) throw base::SystemError("cannot write the input of a tool", errno);
-    done += static_cast<std::size_t>(size);
-  }
+  if (!base::write_all(fd.get(), content) || ::lseek(fd.get(), 0, SEEK_SET) != 0)
+    throw base::SystemError("cannot write the input of a tool", errno);
   return fd;
 }
 

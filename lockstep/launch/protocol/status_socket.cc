@@ -17,16 +17,6 @@ namespace {
 
 constexpr off_t kMaxReplyBytes = 256 << 20;  // 4096 ranks with 64 operations each take less than 100 MiB
 
-/// Returns false if the kernel has too little memory.
-bool write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t size = ::write(fd, bytes.data(), bytes.size());
-    if (size <= 0 && errno != EINTR) return false;
-    if (size > 0) bytes.remove_prefix(static_cast<std::size_t>(size));
-  }
-  return true;
-}
-
 /// Returns the content of a file in memory; "" if it is too large or cannot be read.
 std::string read_all(int fd) {
   struct stat status{};
@@ -46,7 +36,7 @@ std::string read_all(int fd) {
 
 void send_job_status(int connection, const JobStatus& job) {
   const base::Fd file(::memfd_create("lockstep-status", MFD_CLOEXEC));
-  if (!file || !write_all(file.get(), encode_job_status(job))) return;
+  if (!file || !base::write_all(file.get(), encode_job_status(job))) return;  // the kernel has too little memory
   try {
     base::net::send_fd(connection, 0, file.get());
   } catch (const base::SystemError&) {

@@ -32,9 +32,4 @@ void StdinForwarder::forward(const std::function<void(std::size_t, const std::st
   awaited_ = agents_;
 }
 
-void StdinForwarder::on_agent_lost(std::size_t agent) {
-  agents_.erase(agent);
-  awaited_.erase(agent);
-}
-
 }  // namespace lockstep::launcher::supervise

@@ -27,7 +27,10 @@ class StdinForwarder {
   void forward(const std::function<void(std::size_t, const std::string&)>& send);
   /// The ranks of an agent have taken the last chunk.
   void on_taken(std::size_t agent) { awaited_.erase(agent); }
-  void on_agent_lost(std::size_t agent);
+  void on_agent_lost(std::size_t agent) {
+    agents_.erase(agent);
+    awaited_.erase(agent);
+  }
 
  private:
   std::set<std::size_t> agents_;   // that have ranks that read the input

@@ -264,8 +264,6 @@ bool CauseOfExits::is_known() const {
   return cause && !is_victim_of_another(*cause);
 }
 
-Verdict CauseOfExits::judge(const protocol::RankExit& end) const { return judge(end, published()); }
-
 Verdict CauseOfExits::judge(const protocol::RankExit& end, std::optional<job::Fatal> cause) const {
   // A victim may have published its error, but a rank that has lost no peer, or that ended too early, explains it. An
   // error with the same words may also be the program's own: then the others have lost that rank.

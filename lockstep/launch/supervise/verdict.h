@@ -108,7 +108,7 @@ struct CauseOfExits {
   /// whether it had finished.
   bool needs_exit_of_rank_that_left() const;
   /// Returns the verdict on a job in which `end` was the first failure. See judge_exit().
-  Verdict judge(const protocol::RankExit& end) const;
+  Verdict judge(const protocol::RankExit& end) const { return judge(end, published()); }
   Verdict judge(const protocol::RankExit& end, std::optional<job::Fatal> cause) const;
   /// Completes `verdict` when all ranks have ended: ranks may have published since what led to the cause
   /// (job::replace_cause()), and exit codes are known.

@@ -1,5 +1,3 @@
-#include "lockstep/launch/agent/frame_queue.h"
-
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -7,6 +5,7 @@
 #include <map>
 
 #include "lockstep/base/fd.h"
+#include "lockstep/launch/agent/output_forwarder.h"
 
 namespace lockstep::launcher::agent {
 namespace {
