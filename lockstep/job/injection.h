@@ -6,7 +6,6 @@
 
 namespace lockstep::job {
 
-/// The faults that a rank can inject into itself.
 enum class Fault {
   kNone,
   kKill,     ///< SIGKILL

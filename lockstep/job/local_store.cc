@@ -13,11 +13,6 @@ void check_limits(std::string_view key, std::string_view value) {
                            " bytes; expected at most 256 and 1048576");
 }
 
-void LocalStore::notify_changed() {
-  changed_.notify_all();
-  if (listener_) listener_();
-}
-
 void LocalStore::set(std::string_view key, std::string_view value, base::Deadline) {
   check_limits(key, value);
   {

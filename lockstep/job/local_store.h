@@ -29,7 +29,11 @@ class LocalStore final : public Store {
   void on_change(std::function<void()> listener) { listener_ = std::move(listener); }
 
  private:
-  void notify_changed();
+  void notify_changed() {
+    changed_.notify_all();
+    if (listener_) listener_();
+  }
+
   std::mutex mutex_;  // guards values_
   std::condition_variable changed_;
   std::map<std::string, std::string, std::less<>> values_;

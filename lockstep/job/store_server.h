@@ -29,7 +29,6 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  /// Returns the address on which the server listens.
   const base::net::Address& address() const;
   /// Returns the store itself, for use in the server's process. Thread-safe.
   LocalStore& store();

@@ -6,7 +6,6 @@
 
 namespace lockstep::launcher {
 
-/// The options of launch().
 struct LaunchOptions {
   int ranks = 0;                          ///< 0: one per visible GPU, else one per physical core
   int nodes = 1;                          ///< hosts of the SLURM allocation; above 1, `ranks` is the number on each

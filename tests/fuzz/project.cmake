@@ -26,7 +26,6 @@ foreach(
   launch/cli/option_table
   launch/doctor/doctor_messages launch/hosts/remote_command launch/plan/host_info launch/plan/job_plan
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
-  launch/protocol/status_messages
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
   checkpoint/safetensors/safetensors_header
   checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle

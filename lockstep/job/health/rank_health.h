@@ -54,7 +54,6 @@ struct RankHealth {
   std::int64_t pending_looks = 0;
 };
 
-/// The time limits of find_hang().
 struct HealthLimits {
   std::chrono::milliseconds stall{30000};                  ///< maximum time without a heartbeat; 0 disables the check
   std::chrono::milliseconds hang = base::kDefaultTimeout;  ///< maximum time without progress; 0 disables the check

@@ -228,7 +228,10 @@ class Agent {
 
   void on_rank_exit(std::size_t index, int status) {
     RankProcess& process = ranks_[index];
-    report_start_failures();
+    process::StartFailure failure;
+    while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
+      queue_frame(Kind::kStartFailed, failure.id,
+                  protocol::encode_numbers({static_cast<int>(failure.step), failure.error}));
     output_.forward_written(index);  // its children may keep the pipes open and write without end
     protocol::RankExit end{.rank = process.rank, .pid = process.pid};
     if (WIFSIGNALED(status))
@@ -246,13 +249,6 @@ class Agent {
     process.succeeded = end.exit_code() == 0 || end.exit_code() == base::exit_code(base::Cause::kPreempted);
     process.pid = -1;
     --num_running_;
-  }
-
-  void report_start_failures() {
-    process::StartFailure failure;
-    while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
-      queue_frame(Kind::kStartFailed, failure.id,
-                  protocol::encode_numbers({static_cast<int>(failure.step), failure.error}));
   }
 
   /// Schedules the end of the job. SIGKILL is sent to every process of the job. Any other signal is sent by

@@ -27,7 +27,6 @@ std::string_view find_foreign_library(const std::vector<pid_t>& pids);
 /// Checks the user's settings for Gloo and NCCL against the interfaces of this host. Throws UsageError.
 void check_interfaces(const process::Environment& environment);
 
-/// The result of set_up_agent().
 struct AgentSetup {
   plan::JobPlan job;
   base::Fd liveness_fd;  ///< without data; ends when the launcher is lost; none if all ranks are on this host

@@ -57,8 +57,7 @@ RankMonitor::RankMonitor(int rank, const job::JobKey& key) : rank_(rank), memory
 
 std::array<std::int64_t, 64> RankMonitor::tcp_ports() const {
   std::array<std::int64_t, 64> ports{};
-  const auto& found = page().tcp_ports;
-  std::copy(found.begin(), found.end(), ports.begin());
+  std::ranges::copy(page().tcp_ports, ports.begin());
   return ports;
 }
 

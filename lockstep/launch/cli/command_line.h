@@ -75,7 +75,6 @@ enum class Subcommand {
   kPrint,     ///< prints CommandLine::text: a help text or the version
 };
 
-/// The options of `lockstep agent`.
 struct AgentOptions {
   bool guarded = false;             ///< a guard process kills the agent's processes if the agent dies
   std::string staged_program = {};  ///< path of the program to run instead of the job's; empty: the job's
@@ -85,7 +84,6 @@ struct AgentOptions {
   std::string waits_in_step = {};   ///< this process is the waiting task of this SLURM step; empty: it is an agent
 };
 
-/// The options of `lockstep doctor`.
 struct DoctorOptions : HostOptions {
   bool json = false;                        ///< print one JSON object instead of a table
   bool mpi = false;                         ///< also check the requirements of mpirun

@@ -29,12 +29,6 @@ bool poll_once(base::net::ConnectivityProbe& connectivity, int also, Deadline de
 
 }  // namespace
 
-void DoctorResponder::send_clock() const {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  send_(protocol::FrameKind::kClockReply,
-        protocol::encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
-}
-
 void DoctorResponder::listen(const std::string& payload) const {
   const ListenRequest request = protocol::decoded<ListenRequest>(payload);
   base::net::ConnectivityProbe connectivity(request.self, request.token);
@@ -81,7 +75,11 @@ void DoctorResponder::measure(const std::string& payload) const {
 
 void DoctorResponder::handle(const protocol::Frame& frame) const {
   switch (frame.kind) {
-    case protocol::FrameKind::kClockRequest: return send_clock();
+    case protocol::FrameKind::kClockRequest: {
+      const auto now = std::chrono::system_clock::now().time_since_epoch();
+      return send_(protocol::FrameKind::kClockReply,
+                   protocol::encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
+    }
     case protocol::FrameKind::kHostFactsRequest:
       return send_(protocol::FrameKind::kHostFacts,
                    encode_host_facts(collect_host_facts(protocol::decoded<HostFactsRequest>(frame.payload), input_)));

@@ -20,7 +20,6 @@ class DoctorResponder {
   void handle(const protocol::Frame& frame) const;
 
  private:
-  void send_clock() const;
   void listen(const std::string& payload) const;
   void measure(const std::string& payload) const;
 

@@ -23,7 +23,6 @@ namespace lockstep::launcher::doctor {
 /// It parses the script and does not run it.
 extern const char* const kPythonFacts;
 
-/// What to examine on a host.
 struct HostFactsRequest {
   std::vector<std::string>
       command;            ///< the program to inspect, as found on the launcher's host, and its arguments; empty: none

@@ -129,11 +129,9 @@ class AgentStartup {
     for (std::size_t i = 0; i < started_.agents.size(); ++i) {
       if (has_result(i)) continue;
       const std::string text = started_.agents[i].stderr_text();
-      fail(i, base::UsageError("host " + base::quoted(started_.hosts[i].name, 253) + ": no answer" +
-                                   (text.empty() ? "" : ": " + base::quoted(text, 512)),
-                               "make sure that " +
-                                   std::string(started_.hosts[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
-                                   started_.hosts[i].name + " true works at once and asks no question"));
+      fail(i, host(i) + "no answer" + (text.empty() ? "" : ": " + base::quoted(text, 512)),
+           "make sure that " + std::string(started_.hosts[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
+               started_.hosts[i].name + " true works at once and asks no question");
     }
   }
 
@@ -145,39 +143,40 @@ class AgentStartup {
     try {
       for (const protocol::Frame& frame : agent.read()) take_host_info(i, frame);
     } catch (const base::Error& error) {
-      return fail(i, base::UsageError("host " + base::quoted(started_.hosts[i].name, 253) +
-                                          ": the output there is not from lockstep: it begins with " +
-                                          base::quoted(agent.first_output(), 200) + " (" + error.what() + ")",
-                                      "make sure that no start file of the shell there, such as ~/.bashrc, prints "
-                                      "anything in a non-interactive shell"));
+      return fail(i,
+                  host(i) + "the output there is not from lockstep: it begins with " +
+                      base::quoted(agent.first_output(), 200) + " (" + error.what() + ")",
+                  "make sure that no start file of the shell there, such as ~/.bashrc, prints "
+                  "anything in a non-interactive shell");
     }
     if (agent.descriptor() >= 0 || started_.failed[i]) return;
     const protocol::RankExit end = agent.reap();
-    if (is_local_host(started_.hosts[i]))
-      return fail(i, base::UsageError("the agent ended: " + protocol::to_text(end)));
+    if (is_local_host(started_.hosts[i])) return fail(i, "the agent ended: " + protocol::to_text(end));
     const std::string text = agent.stderr_text();
-    fail(i, agent_start_error(started_.hosts[i], end.exit_code(), text.empty() ? agent.first_output() : text));
+    started_.failed[i] =
+        agent_start_error(started_.hosts[i], end.exit_code(), text.empty() ? agent.first_output() : text);
   }
 
   void take_host_info(std::size_t i, const protocol::Frame& frame) {
-    const std::string host = "host " + base::quoted(started_.hosts[i].name, 253);
     std::optional<plan::HostInfo>& info = started_.infos[i];
     if (info || frame.kind != protocol::FrameKind::kHostInfo)
       throw base::Error(base::Cause::kProtocol, "the first frame is not a HostInfo");
     info = protocol::decode_host_info(frame.payload);
     started_.startup_times[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
     if (info->version != LOCKSTEP_VERSION)
-      fail(i, base::UsageError(host + ": lockstep there is version " + base::quoted(info->version, 80) + "; expected " +
-                                   LOCKSTEP_VERSION,
-                               "install the same version there"));
-    else if (info->build != job::build_id(""))
       fail(i,
-           base::UsageError(
-               host + ": lockstep there is build " + base::quoted(info->build, 80) + "; expected " + job::build_id(""),
-               "install the same build there, name its path with --remote-path, or copy this one with --ship"));
+           host(i) + "lockstep there is version " + base::quoted(info->version, 80) + "; expected " + LOCKSTEP_VERSION,
+           "install the same version there");
+    else if (info->build != job::build_id(""))
+      fail(i, host(i) + "lockstep there is build " + base::quoted(info->build, 80) + "; expected " + job::build_id(""),
+           "install the same build there, name its path with --remote-path, or copy this one with --ship");
   }
 
-  void fail(std::size_t i, base::UsageError error) { started_.failed[i] = std::move(error); }
+  void fail(std::size_t i, const std::string& what, const std::string& hint = {}) {
+    started_.failed[i] = base::UsageError(what, hint);
+  }
+
+  std::string host(std::size_t i) const { return "host " + base::quoted(started_.hosts[i].name, 253) + ": "; }
 
   StartedAgents& started_;
   const Deadline::Clock::time_point begun_ = Deadline::Clock::now();

@@ -102,19 +102,16 @@ Output::Output(const cli::RunOptions& options, std::vector<std::string> prefixes
     destinations_.push_back(std::make_unique<Destination>(STDERR_FILENO, failures_.get()));
 }
 
-void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
-  if (segment.end == SegmentEnd::kReturn || segment.end == SegmentEnd::kOpen) return;
-  output.tail.push_back(segment.text.substr(0, kTailLineBytes));
-  if (output.tail.size() > kTailLines) output.tail.pop_front();
-}
-
 void Output::print(int rank, Stream stream, const std::vector<LineSegment>& segments, std::shared_ptr<void> receipt) {
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   Destination& to = destination(stream);
   std::string bytes;
   to.renderer.resize(columns_of(to.fd));
   for (const LineSegment& segment : segments) {
-    if (stream == Stream::kErr) keep_tail(output, segment);
+    if (stream == Stream::kErr && segment.end != SegmentEnd::kReturn && segment.end != SegmentEnd::kOpen) {
+      output.tail.push_back(segment.text.substr(0, kTailLineBytes));
+      if (output.tail.size() > kTailLines) output.tail.pop_front();
+    }
     if (rank == 0 || !only_rank_zero_)
       bytes += to.renderer.render(output.prefix, 2 * rank + static_cast<int>(stream), segment);
   }

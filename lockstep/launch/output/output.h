@@ -37,7 +37,6 @@ class Output {
   /// From now on, tracebacks of KeyboardInterrupt are not printed: every rank of a Python program ends with one after
   /// Ctrl-C. The files of --output have them.
   void hide_interrupts() { hides_interrupts_ = true; }
-  /// The acknowledgements for the agents.
   OutputAcks& acks() { return acks_; }
   /// A descriptor that becomes readable when output cannot be written; call check_failures() then.
   int failure_fd() const { return failures_.get(); }
@@ -88,7 +87,6 @@ class Output {
   bool wait_for_readers(const std::function<bool()>& is_interrupted);
   /// Warns of dropped lines beyond `known`. Returns how many lines have been dropped.
   std::int64_t warn_about_dropped_lines(std::int64_t known);
-  void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) {
     return stream == Stream::kOut ? *destinations_.front() : *destinations_.back();
   }

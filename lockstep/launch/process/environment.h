@@ -11,7 +11,6 @@ namespace lockstep::launcher::process {
 /// Environment variables in the form of execve(2): "NAME=value".
 using Environment = std::vector<std::string>;
 
-/// Returns the environment of this process.
 Environment current_environment();
 
 /// Returns the name of a variable "NAME=value".

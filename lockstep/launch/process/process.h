@@ -24,7 +24,6 @@ base::Fd make_signal_fd(const std::vector<int>& signals);
 /// Reads the next pending signal from that descriptor. Does not block; returns nullopt if there is none.
 std::optional<int> read_signal(int fd);
 
-/// A child that has been reaped.
 struct ReapedChild {
   pid_t pid = 0;  ///< 0: there are children, but none has ended
   int status = 0;

@@ -12,7 +12,6 @@
 
 namespace lockstep::launcher::protocol {
 
-/// The state of the process of a rank.
 enum class RankState : std::uint8_t {
   kRunning,
   kStopped,  ///< by a signal or a debugger

@@ -22,7 +22,6 @@ void send_job_status(int connection, const JobStatus& job);
 /// sender closes the connection, with kJoinTimeout at the deadline.
 JobStatus receive_job_status(int connection, base::Deadline deadline);
 
-/// The reports that have arrived.
 struct StatusReplies {
   std::vector<JobStatus> jobs;
   std::vector<pid_t> silent;  ///< launchers and agents without a valid reply

@@ -51,11 +51,6 @@ void StatusService::on_done(std::size_t agent) {
   hosts_[agent].has_replied = true;
 }
 
-void StatusService::on_agent_end(std::size_t agent, bool is_done) {
-  hosts_[agent].is_asked = false;
-  if (is_done) hosts_[agent].state_without_reply = protocol::RankState::kExited;
-}
-
 /// Returns all ranks, in their order.
 protocol::JobStatus StatusService::collect() const {
   protocol::JobStatus job{.label = label_, .is_whole = true, .ranks = {}};

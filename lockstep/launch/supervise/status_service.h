@@ -36,7 +36,10 @@ class StatusService {
   void add(std::size_t agent, protocol::RankStatus rank);
   void on_done(std::size_t agent);
   /// Call it at the end of an agent's output. `is_done`: the agent has reported that no process is left.
-  void on_agent_end(std::size_t agent, bool is_done);
+  void on_agent_end(std::size_t agent, bool is_done) {
+    hosts_[agent].is_asked = false;
+    if (is_done) hosts_[agent].state_without_reply = protocol::RankState::kExited;
+  }
 
   /// Returns the time at which reply_if_due() must be called.
   base::Deadline deadline() const { return deadline_; }

@@ -151,7 +151,10 @@ class Supervisor {
       case Kind::kStarted: location_of(frame.rank, locations_).pid = number(); return;
       case Kind::kStartFailed: {
         const auto numbers = protocol::decode_numbers(frame.payload, 2);
-        return on_start_failed(agent, frame.rank, to_start_step(numbers[0]), static_cast<int>(numbers[1]));
+        const process::StartStep step = to_start_step(numbers[0]);
+        if (step != process::StartStep::kExec) mark_host_lost(agent);
+        return kill_all(judge_start_failure(step, static_cast<int>(numbers[1]), frame.rank,
+                                            location_of(frame.rank, locations_).host, options_.command.front()));
       }
       case Kind::kStdinTaken: return stdin_.on_taken(agent);
       case Kind::kPythonLocation:
@@ -208,11 +211,6 @@ class Supervisor {
     if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
     verdict_ =
         judge_preemption(exits_.front(), location_of(exits_.front().rank, locations_).host, rank_states_.snapshots());
-  }
-
-  void on_start_failed(std::size_t agent, int rank, process::StartStep step, int error) {
-    if (step != process::StartStep::kExec) mark_host_lost(agent);
-    kill_all(judge_start_failure(step, error, rank, location_of(rank, locations_).host, options_.command.front()));
   }
 
   void on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
