@@ -107,10 +107,6 @@ void OutputForwarder::forward_written(std::size_t index) {
     read(index, stream, waiting_bytes(ranks_[index].pipes[stream].fd.get()));
 }
 
-void OutputForwarder::forward_rest() {
-  for (std::size_t index = 0; index < ranks_.size(); ++index) forward_written(index);
-}
-
 bool OutputForwarder::is_blocked(std::size_t index) const {
   return std::ranges::any_of(ranks_[index].pipes, [this](const Pipe& pipe) {
     if (!pipe.fd || !is_paused(pipe)) return false;

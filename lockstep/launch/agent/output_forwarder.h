@@ -59,7 +59,9 @@ class OutputForwarder {
   /// Forwards what the rank, which has exited, has written so far, and not what processes that it left behind write.
   void forward_written(std::size_t index);
   /// Forwards the rest of all pipes. Call it when no process is left that could write.
-  void forward_rest();
+  void forward_rest() {
+    for (std::size_t index = 0; index < ranks_.size(); ++index) forward_written(index);
+  }
 
   /// Returns whether the rank cannot write to stdout or stderr because its output is not read: the agent has stopped
   /// reading the pipe, and it is full.

@@ -67,11 +67,6 @@ std::optional<base::telemetry::RankSnapshot> RankMonitor::snapshot() const {
   return snapshot;
 }
 
-pid_t RankMonitor::pid(pid_t fallback) const {
-  const pid_t page_pid = page().pid;
-  return page_pid > 0 ? page_pid : fallback;
-}
-
 job::health::RankHealth RankMonitor::health(pid_t pid, job::health::StallTimer::Clock::time_point now) {
   const base::telemetry::RankPage& page = this->page();
   const pid_t page_pid = this->pid(pid);

@@ -65,7 +65,10 @@ class RankMonitor {
   protocol::RankStatus status(pid_t pid) const;
 
   /// Returns the pid in the page, or `fallback` if the page has none.
-  pid_t pid(pid_t fallback) const;
+  pid_t pid(pid_t fallback) const {
+    const pid_t page_pid = page().pid;
+    return page_pid > 0 ? page_pid : fallback;
+  }
   /// Returns whether the rank is between init() and the end of its world, in which time its waiting operations read the
   /// store.
   bool is_in_world() const { return page().is_published() && page().has_left == 0; }

@@ -5,11 +5,6 @@
 #include <cerrno>
 
 namespace lockstep::launcher::supervise {
-namespace {
-
-constexpr std::size_t kChunkBytes = std::size_t{1} << 16;
-
-}  // namespace
 
 StdinForwarder::StdinForwarder(cli::StdinRanks ranks, std::size_t num_agents) {
   if (ranks == cli::StdinRanks::kRankZero) agents_.insert(0);
@@ -23,7 +18,7 @@ int StdinForwarder::poll_fd() const {
 }
 
 void StdinForwarder::forward(const std::function<void(std::size_t, const std::string&)>& send) {
-  std::string bytes(kChunkBytes, '\0');
+  std::string bytes(std::size_t{1} << 16, '\0');
   const ssize_t size = ::read(STDIN_FILENO, bytes.data(), bytes.size());
   if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
   bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);

@@ -122,7 +122,9 @@ class Supervisor {
                       });
     loop_.at([&agent] { return agent.descriptor() < 0 ? Deadline::never() : agent.next_deadline(); },
              [this, index, &agent] {
-               if (agent.check_timeouts()) on_agent_silent(index);
+               if (!agent.check_timeouts()) return;
+               mark_host_lost(index);  // no process monitors its ranks or reads their output
+               kill_all(judge_silent_agent(agent.host(), agent.pid(), agent_silence_limit(limits_)));
              });
   }
 
@@ -163,7 +165,10 @@ class Supervisor {
       case Kind::kStacks:
         if (verdict_) add_stacks(*verdict_, frame.rank, frame.payload);
         return;
-      case Kind::kUsesLibrary: return on_foreign_library(frame.payload);
+      case Kind::kUsesLibrary:
+        if (locations_.size() > 1 && warnings_.insert("library " + frame.payload).second)
+          output_->print_note(foreign_library_note(frame.payload, locations_.size(), options_.command));
+        return;
       case Kind::kLeftBehind:
         return output_->print_note(left_behind_note(frame.rank, frame.payload, options_.fail_grace));
       case Kind::kCheckpointSaved:
@@ -221,11 +226,6 @@ class Supervisor {
       return;
     }
     verdict_ = std::move(unkillable);
-  }
-
-  void on_foreign_library(const std::string& library) {
-    if (locations_.size() > 1 && warnings_.insert("library " + library).second)
-      output_->print_note(foreign_library_note(library, locations_.size(), options_.command));
   }
 
   /// Stops the job, because the connection to the host has timed out. The host's agent detects the same and kills its
@@ -377,12 +377,6 @@ class Supervisor {
 
   void broadcast(Kind kind, const std::string& payload = {}) {
     for (hosts::AgentLink& agent : agents_) agent.send({kind, -1, payload});
-  }
-
-  /// Stops the job: no process monitors the ranks of this agent or reads their output.
-  void on_agent_silent(std::size_t index) {
-    mark_host_lost(index);
-    kill_all(judge_silent_agent(agents_[index].host(), agents_[index].pid(), agent_silence_limit(limits_)));
   }
 
   /// Called at the end of an agent's output. Without kDone, the agent was killed or its host is unreachable. The kernel
