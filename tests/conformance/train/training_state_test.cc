@@ -215,7 +215,7 @@ TEST(TrainingState, RefusesAnotherSetting) {
   EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}, {"lr", 0.1}}),
               HasSubstr("\"lr\" is 0.1; expected no such setting"));
   EXPECT_THAT(error_with({{"lr", at::zeros({1})}}), HasSubstr("\"lr\" is a tensor"));
-  EXPECT_THAT(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}}), HasSubstr("no error and changed"));
+  EXPECT_EQ(error_with({{"batch_size", std::int64_t{64}}, {"precision", "32"}}), " and changed");
 }
 
 TEST(TrainingState, AddedSettingsAreAWarningOrAnError) {
@@ -232,8 +232,8 @@ TEST(TrainingState, AddedSettingsAreAWarningOrAnError) {
     });
     return text + "\n" + ::testing::internal::GetCapturedStderr();
   };
-  EXPECT_EQ(resume(64, 0.1, "SGD"), "no error\n");
-  EXPECT_EQ(resume(64, 0.1, "SGD"), "no error\n");
+  EXPECT_EQ(resume(64, 0.1, "SGD"), "\n");
+  EXPECT_EQ(resume(64, 0.1, "SGD"), "\n");
   EXPECT_THAT(resume(64, 0.1, "Adam"), HasSubstr("the setting \"class\" is \"Adam\"; expected \"SGD\", as in"));
   const std::string both = resume(32, 0.5, "SGD");
   const bool is_first = world().rank() == 0;
