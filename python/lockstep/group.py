@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -283,18 +282,13 @@ class Group:
         """Reports that long work of this rank makes progress. Steps and operations do so by themselves."""
         self._group.alive()
 
-    @contextlib.contextmanager
-    def busy(self, what: str) -> Iterator[None]:
+    def busy(self, what: str) -> _Busy:
         """Reports progress while a `with` block runs, such as an evaluation on one rank:
 
         >>> with world.busy("evaluate"):
         ...     evaluate(net)
         """
-        scope = self._group.busy(what)
-        try:
-            yield
-        finally:
-            del scope
+        return _Busy(self._group, what)
 
     def stop_requested(self) -> bool:
         """Whether all ranks should save and exit, because one has received SIGTERM, SIGUSR1 or Ctrl-C since its first
@@ -302,6 +296,21 @@ class Group:
         exit with 75 (lockstep.PREEMPTED). A second Ctrl-C raises KeyboardInterrupt; so does the first one before that
         call. A handler of the program's own for SIGINT stays. Children made by fork() do not have these handlers."""
         return self._group.stop_requested()
+
+
+class _Busy:
+    """The block of Group.busy(), which may be entered again."""
+
+    def __init__(self, group: _C.Group, what: str) -> None:
+        self._group, self._what = group, what
+        self._scopes: list[_C.BusyScope] = []
+
+    def __enter__(self) -> _Busy:
+        self._scopes.append(self._group.busy(self._what))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scopes.pop()
 
 
 def _encode(value: Any) -> bytes:

@@ -126,8 +126,11 @@ def test_facts(world):
     assert world.device == torch.device("cpu")
     assert f"rank {world.rank} of {world.size}" in repr(world)
     assert not world.stop_requested()
-    with world.busy("evaluate"):
-        world.alive()
+    busy = world.busy("evaluate")
+    for _ in range(2):
+        with busy as same, busy:
+            assert same is busy
+            world.alive()
     steps = world.steps
     world.step()
     assert world.steps == steps + 1
