@@ -5,6 +5,7 @@ first of these optimizers changes the functions."""
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 import warnings
 import weakref
@@ -77,11 +78,16 @@ def _call_before(name: str, prepare: Callable[[list[torch.Tensor]], None]) -> bo
     if inner is None or len(cells) != 1:
         return False
 
+    signature = inspect.signature(inner)
+
     @functools.wraps(inner)
-    def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        first, tensors = next(iter(bound.arguments.items()))
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        bound.arguments[first] = listed
         prepare(listed)
-        return inner(listed, *args, **kwargs)
+        return inner(*bound.args, **bound.kwargs)
 
     cells[0].cell_contents = call
     return True

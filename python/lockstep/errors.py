@@ -7,7 +7,8 @@ class Error(RuntimeError):
     """The base class of all exceptions that Lockstep raises.
 
     Attributes:
-        cause: why, as in the launcher's FATAL line: "DESYNC", "PEER_UNREACHABLE", "BAD_ARG", ...
+        cause: why, as in the launcher's FATAL line: "DESYNC", "PEER_UNREACHABLE", ...; by default
+            "INTERNAL", and "BAD_ARG" of a UsageError.
         hint: what to do about it; "" if the message says so.
         op: the operation, such as "all_reduce(fc.weight)#12"; "" if the error is of none.
         rank: the rank that raises the error; -1 if unknown.

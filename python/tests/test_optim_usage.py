@@ -28,12 +28,14 @@ def clip(how, net):
     if how == "value":
         nn.utils.clip_grad_value_(net.parameters(), 0.01)
         return torch.zeros(())
+    if how == "keywords":
+        return nn.utils.clip_grad_norm_(max_norm=0.05, parameters=net.parameters())
     return nn.utils.clip_grad_norm_(net.parameters(), 0.05)
 
 
 @on_ranks(1, 2, 3)
 def test_clipping_where_ranks_take_other_branches(world):
-    for how in ("norm", "value"):
+    for how in ("norm", "keywords", "value"):
         net, other = make_net(), make_net()
         ours = lockstep.optim.SGD(lockstep.DistributedDataParallel(net, world), lr=0.5)
         theirs = torch.optim.SGD(other.parameters(), lr=0.5)

@@ -378,9 +378,9 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return _AllGather.apply(tensor, name or "")
 
 
-def allgather_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> _Handle:
     """allgather() without gradients. It has finished when it returns, because the sizes are exchanged first."""
-    result = allgather(tensor.detach(), *arguments, **options)
+    result = allgather(tensor.detach(), name, process_set)
     return _Handle([], lambda: result)
 
 
@@ -405,9 +405,11 @@ def broadcast(
     return _Broadcast.apply(tensor, root_rank, name or "")
 
 
-def broadcast_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> _Handle:
     """Starts broadcast(), without gradients."""
-    return broadcast_async_(tensor.detach().clone(), *arguments, **options)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -466,9 +468,14 @@ def alltoall(
     return result if splits is None else (result, numbers)
 
 
-def alltoall_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> _Handle:
     """alltoall() without gradients. It has finished when it returns, because the numbers are exchanged first."""
-    result = alltoall(tensor.detach(), *arguments, **options)
+    result = alltoall(tensor.detach(), splits, name, process_set)
     return _Handle([], lambda: result)
 
 

@@ -70,7 +70,7 @@ def ranks_of_all_hosts_are_listed(cluster):
         check(0 < rank["resident_bytes"] < 1 << 30, f"{rank['resident_bytes']} bytes are resident")
         check(rank["name"] == "several" and rank["launcher_host"] == "ctl", "name of the job and host of its launcher")
         check(rank["launcher_pid"] == job.process.pid, "pid of the launcher")
-    wait_until(lambda: [rank["cpu_percent"] for rank in ranks()] == [0, 0, 0], "ranks that sleep use no CPU", 20)
+    wait_until(lambda: [rank["cpu_percent"] for rank in ranks()] == [0, 0, 0], "ranks that sleep use CPU time", 20)
     text, _ = status()
     check(f"job several (lockstep run with pid {job.process.pid}): 3 of 3 ranks on 2 hosts\n" in text, text)
     rows = [line.split() for line in text.splitlines()[2:5]]

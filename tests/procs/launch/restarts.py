@@ -59,7 +59,7 @@ class Job:
         """Blocks until all ranks of a generation run. Returns {rank: pid}."""
         return wait_until(
             lambda: (pids := self.pids(generation)) and len(pids) == self.ranks and pids,
-            f"generation {generation} has all ranks",
+            f"generation {generation} does not have all ranks",
         )
 
     def saved(self):
