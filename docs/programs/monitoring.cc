@@ -37,11 +37,6 @@ class StderrLogger final : public lockstep::training::Logger {
     for (const auto& [name, value] : values)
       std::fprintf(stderr, "%lld %s %g\n", static_cast<long long>(at.step), name.c_str(), value);
   }
-  void log_text(const lockstep::training::LogTimestamp&, const std::string&, const std::string&) override {}
-  void log_histogram(const lockstep::training::LogTimestamp&, const std::string&,
-                     const lockstep::training::Histogram&) override {}
-  void log_image(const lockstep::training::LogTimestamp&, const std::string&,
-                 const lockstep::training::Image&) override {}
   void flush() override { std::fflush(stderr); }
 };
 // docs: end own

@@ -1,4 +1,4 @@
-// Saves one checkpoint collectively with all ranks of a group, and knows which older ones are whole.
+// Saves one checkpoint collectively with all ranks of a group, and remembers which checkpoints have been verified.
 #pragma once
 
 #include <cstdint>

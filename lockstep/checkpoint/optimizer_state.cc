@@ -123,7 +123,8 @@ struct FieldExporter {
 struct FieldImporter {
   StateDict& from;
   const std::string prefix;
-  // For the state of a parameter, which alone has tensors: the parameter, and which tensors the next step needs.
+  // For the state of a parameter, not for options, which have no tensors: the parameter, and whether the next step
+  // needs a tensor.
   const at::Tensor* like = nullptr;
   const std::function<bool(std::string_view name)> is_required = nullptr;
 

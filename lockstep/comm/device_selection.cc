@@ -106,7 +106,7 @@ std::string explain(const NcclDecision& decision, const ReportOf& report_of) {
   if (decision.obstacle == NcclObstacle::kNone) return "";
   const int rank = decision.ranks.at(0);
   const GpuReport report = report_of(rank);
-  const std::string list = base::joined(decision.ranks, ",", [](int each) { return std::to_string(each); });
+  const std::string list = base::joined(decision.ranks, ",");
   switch (decision.obstacle) {
     case NcclObstacle::kNone: break;
     case NcclObstacle::kSharedGpu:

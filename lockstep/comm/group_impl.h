@@ -60,7 +60,7 @@ struct Group::Impl {
   /// Fills in the fields that all kinds of operations have. Throws UsageError for arguments that this rank can reject
   /// without the other ranks.
   Collective make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options, int root = 0,
-                             ReduceOp op = ReduceOp::kSum) const;
+                             ReduceOp reduce_op = ReduceOp::kSum) const;
   void check_root(CollectiveKind kind, int root) const;
   void check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const;
   [[noreturn]] void fail(const base::CommError& error);

@@ -93,8 +93,8 @@ class BatchRunner {
   /// Returns the number of batches of the current epoch, drawn or not: fewer than batches_per_epoch() after the
   /// loader's position inside the epoch has been restored.
   std::int64_t batches_this_epoch() const { return static_cast<std::int64_t>(batches_->size()); }
-  /// Runs the module's step, which errors call `what`, on the current batch and returns its loss, or an undefined
-  /// tensor when the step returns void. Throws a StepError with the step's exception nested; a CommError passes
+  /// Runs the module's step on the current batch and returns its loss, or an undefined tensor when the step returns
+  /// void. Throws a StepError, which calls the step `what`, with the step's exception nested; a CommError passes
   /// unchanged.
   at::Tensor run_step(const char* what, StepLog& log) const;
   /// Converts the floating-point tensors of the current batch to `dtype`, to match weights in lower precision.

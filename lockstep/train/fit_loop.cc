@@ -342,19 +342,15 @@ class FitLoop final : public FitContext {
                         SettingRule::kUsesSaved);
   }
 
-  /// Adds state that a checkpoint may lack.
-  void add_optional(const std::string& name, checkpoint::Stateful& object) {
-    StateMember member = member_of(object);
-    member.optional = true;
-    state().add(name, std::move(member));
-  }
-
   /// Restores the state that must exist before the first callback.
   void resume_training() {
     add_settings();
     state().add("model", components_.module);
     optimizer_set_->add_to(state());
-    if (ema_) add_optional("ema", *ema_);
+    if (ema_)  // not by member_of(): ema_ may be made anew below
+      state().add("ema", {.state_dict = [this] { return ema_->state_dict(); },
+                          .load_state_dict = [this](const StateDict& saved) { ema_->load_state_dict(saved); },
+                          .optional = true});
     state().add("trainer",
                 {.state_dict = [this] { return to_state_dict(progress_, seconds()); },
                  .load_state_dict = [this](const StateDict& saved) { load_fit_progress(progress_, saved); }});
@@ -385,7 +381,9 @@ class FitLoop final : public FitContext {
     for (const auto& callback : components_.callbacks)
       if (auto* const object = dynamic_cast<checkpoint::Stateful*>(callback.get())) {
         const std::string type = class_name(typeid(*callback));
-        add_optional("callback-" + type + "-" + std::to_string(counts[type]++), *object);
+        StateMember member = member_of(*object);
+        member.optional = true;
+        state().add("callback-" + type + "-" + std::to_string(counts[type]++), std::move(member));
       }
     for (const auto& [name, object] : components_.states) state().add_each_rank(kUserPartPrefix + name, *object);
     state().add(kRankPart, {.state_dict = [this] { return metric_sums(progress_); },

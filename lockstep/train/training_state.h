@@ -64,7 +64,7 @@ struct StateMember {
   bool optional = false;   ///< true: a checkpoint without this state is a warning instead of an error
 };
 
-/// Returns the member that saves and loads `object`.
+/// Returns the member that saves and loads `object`, which must outlive it.
 StateMember member_of(checkpoint::Stateful& object);
 
 /// The state of a training: its model, optimizers, schedules, loss scaler, averages, loader, random numbers and user

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -128,11 +129,12 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
 
 // Reads the tensor in chunks to `bytes`, or, if that is null, each chunk to the same buffer.
 void SafetensorsReader::read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const {
-  std::string buffer(bytes ? 0 : std::min(entry.end - entry.begin, kHashChunkBytes), '\0');
+  const auto buffer =
+      std::make_unique_for_overwrite<char[]>(bytes ? 0 : std::min(entry.end - entry.begin, kHashChunkBytes));
   base::ContentHash hash;
   for (std::uint64_t at = entry.begin; at < entry.end;) {
     const std::uint64_t chunk_bytes = std::min(entry.end - at, kHashChunkBytes);
-    char* const chunk = bytes ? bytes + (at - entry.begin) : buffer.data();
+    char* const chunk = bytes ? bytes + (at - entry.begin) : buffer.get();
     file_.read(data_offset_ + at, chunk, chunk_bytes);
     hash.add(chunk, chunk_bytes);
     at += chunk_bytes;

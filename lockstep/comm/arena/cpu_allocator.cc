@@ -32,7 +32,7 @@ void install_arena() {
   // Never destroyed: tensors in static objects are freed through it after main().
   static auto* const allocator = new ArenaAllocator;
   Arena::this_process();
-  c10::SetCPUAllocator(allocator, kAllocatorPriority);
+  if (c10::GetCPUAllocator() != allocator) c10::SetCPUAllocator(allocator, kAllocatorPriority);
 }
 
 }  // namespace lockstep::comm::arena

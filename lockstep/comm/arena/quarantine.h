@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm::arena {

@@ -192,9 +192,10 @@ class DeviceTransport final : public Transport {
     return options_.host->start_checked(op, signature);
   }
 
-  std::shared_ptr<shm::GradientTable> make_gradient_table(const std::vector<at::Tensor>& parts) override {
-    const bool on_cpu = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
-    return on_cpu ? options_.host->make_gradient_table(parts) : nullptr;
+  std::shared_ptr<shm::GradientTable> make_gradient_table(const std::vector<at::Tensor>& gradients) override {
+    const bool on_cpu =
+        std::all_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) { return gradient.is_cpu(); });
+    return on_cpu ? options_.host->make_gradient_table(gradients) : nullptr;
   }
 
   void abort(std::exception_ptr cause) noexcept override {

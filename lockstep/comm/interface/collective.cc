@@ -34,8 +34,7 @@ std::string_view name(at::ScalarType dtype) {
 
 std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
-  const auto to_text = [](std::int64_t size) { return std::to_string(size); };
-  return std::string(name(tensor.scalar_type())) + "[" + base::joined(tensor.sizes(), ",", to_text) + "]";
+  return std::string(name(tensor.scalar_type())) + "[" + base::joined(tensor.sizes(), ",") + "]";
 }
 
 std::string label(const Collective& op) {

@@ -345,7 +345,8 @@ void GradientTable::reduce_rest() {
 }
 
 bool GradientTable::has_sparse_gradient() const {
-  return std::any_of(presence_.begin(), presence_.end(), [](const GradientPresence& one) { return one.sparse; });
+  return std::any_of(presence_.begin(), presence_.end(),
+                     [](const GradientPresence& presence) { return presence.sparse; });
 }
 
 /// Consumes what no rank has consumed before the end of the round: the rest of the chunks, or all gradients, in

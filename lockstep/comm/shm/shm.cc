@@ -133,9 +133,9 @@ class ShmTransport final : public Transport {
     return add(operation, number);
   }
 
-  std::shared_ptr<GradientTable> make_gradient_table(const std::vector<at::Tensor>& parts) override {
-    auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_shared<GradientTable>(parts, collectives_,
+  std::shared_ptr<GradientTable> make_gradient_table(const std::vector<at::Tensor>& gradients) override {
+    auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_tables_++), store_);
+    return std::make_shared<GradientTable>(gradients, collectives_,
                                            GradientTable::Options{.store = std::move(store), .timeout = timeout_});
   }
 
@@ -181,7 +181,7 @@ class ShmTransport final : public Transport {
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
   const std::unique_ptr<ControlBlocks> control_blocks_;
-  int num_reducers_ = 0;
+  int num_tables_ = 0;
   const PendingPtr completed_pending_ = make_finished_pending();
   SyncOpQueue collectives_{"shm", *control_blocks_};
   std::vector<std::unique_ptr<PeerMessages>> peer_messages_;

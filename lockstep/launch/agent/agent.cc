@@ -158,8 +158,13 @@ class Agent {
     loop_.on_readable([this] { return status_responder_->fd(); },
                       [this] { status_responder_->reply(rank_statuses()); });
     loop_.on_readable([this] { return signals_.get(); }, [this] { reap_children(); });
-    loop_.on_writable([this] { return launcher_lost_ || queue_.empty() ? -1 : STDOUT_FILENO; }, [] {});
-    loop_.at([this] { return rank_health_at_; }, [this] { send_rank_health(); });
+    loop_.on_writable([this] { return launcher_lost_ || queue_.empty() ? -1 : STDOUT_FILENO; },
+                      [] {});  // poll_once() writes
+    loop_.at([this] { return rank_health_at_; },
+             [this] {
+               send_rank_health();
+               rank_health_at_ = Deadline::in(base::kRankHealthInterval);
+             });
     loop_.at([this] { return dumps_end_at_; }, [this] { on_dump_end(); });
     loop_.at([this] { return signal_at_; },
              [this] {
@@ -219,11 +224,11 @@ class Agent {
         if (ranks_[index].pid == reaped->pid) on_rank_exit(index, reaped->status);
       std::erase_if(dumps_, [&](const process::StackDump& dump) { return dump.tool() == reaped->pid; });
     }
+    if (num_running_ == 0 && has_children_ && !std::exchange(lingering_, true)) {
+      const bool any_succeeded = std::ranges::any_of(ranks_, &RankProcess::succeeded);
+      end_left_behind_at_ = Deadline::in(any_succeeded && kill_at_.is_never() ? kSelfExitTime : 0ms);
+    }
     if (dumps_.empty()) on_dump_end();
-    if (num_running_ > 0 || !has_children_ || lingering_) return;
-    lingering_ = true;
-    const bool any_succeeded = std::ranges::any_of(ranks_, &RankProcess::succeeded);
-    end_left_behind_at_ = Deadline::in(any_succeeded && kill_at_.is_never() ? kSelfExitTime : 0ms);
   }
 
   void on_rank_exit(std::size_t index, int status) {
@@ -269,7 +274,6 @@ class Agent {
   }
 
   void send_rank_health() {
-    rank_health_at_ = Deadline::in(base::kRankHealthInterval);
     const auto now = job::health::StallTimer::Clock::now();
     std::optional<process::HostActivity> activity;
     for (std::size_t index = 0; index < ranks_.size(); ++index) {

@@ -45,7 +45,7 @@ class FrameQueue {
 /// add_rank(). Not thread-safe.
 class OutputForwarder {
  public:
-  /// `loop` reads the pipes; it calls this object. Both must outlive it.
+  /// `loop` reads the pipes: it keeps pointers to this object, which must not be moved. Both must outlive it.
   OutputForwarder(process::EventLoop& loop, FrameQueue& queue) : loop_(loop), queue_(queue) {}
 
   void set_window(std::size_t window) { window_ = window; }

@@ -23,11 +23,12 @@ namespace lockstep::launcher::agent {
 /// Writes each chunk of input to every rank that reads it, without blocking. Not thread-safe.
 class StdinWriter {
  public:
-  /// `loop` calls `on_writable`, which calls flush(), when a rank can take more.
+  /// `loop` calls `on_writable`, which calls flush(), when a rank can take more. It keeps pointers to this object,
+  /// which must not be moved.
   StdinWriter(process::EventLoop& loop, process::EventLoop::Handler on_writable)
       : loop_(loop), on_writable_(std::move(on_writable)) {}
 
-  /// Takes the write end of a rank's stdin.
+  /// Takes the write end of a rank's stdin. Throws SystemError.
   void add_rank(base::Fd pipe);
 
   /// Begins to write `bytes`; empty means the end of the input. The last chunk must have been taken.

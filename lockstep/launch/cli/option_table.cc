@@ -111,6 +111,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
   }
   return best ? "; did you mean " + *best + "?" : "";
 }
+
 void check_value(bool good, const std::string& what, const std::string& text, const std::string& expected) {
   if (!good) throw base::UsageError(what + " is " + base::quoted(text, 80) + "; expected " + expected);
 }

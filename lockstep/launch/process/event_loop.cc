@@ -6,6 +6,7 @@ namespace lockstep::launcher::process {
 
 bool EventLoop::run_once() {
   std::vector<pollfd> entries;
+  entries.reserve(watches_.size());
   for (const Watch& watch : watches_) entries.push_back({watch.descriptor(), watch.events, 0});
   base::Deadline next = base::Deadline::never();
   for (const Timer& timer : timers_) next = earlier(next, timer.time());

@@ -12,8 +12,8 @@
 
 namespace lockstep::launcher::process {
 
-/// Waits for descriptors and deadlines, and calls their handlers. What is waited for is asked anew before each wait, so
-/// a handler changes its own object only, and nothing is ever removed. Not thread-safe.
+/// Waits for descriptors and deadlines, and calls their handlers. Each wait calls all functions for their descriptors
+/// and times again, so a handler only changes its own object, and nothing is ever removed. Not thread-safe.
 class EventLoop {
  public:
   using Descriptor = std::function<int()>;  ///< returns -1 while there is nothing to wait for
@@ -31,8 +31,9 @@ class EventLoop {
   /// Calls `handler` when the time has come. The handler must move the time, or it is called again at once.
   void at(Time time, Handler handler) { timers_.push_back({std::move(time), std::move(handler)}); }
 
-  /// Blocks until something has happened, and calls the handlers: those of descriptors in the order in which they were
-  /// added, then those of times. Returns whether a descriptor was ready. Throws what the handlers throw.
+  /// Blocks until a descriptor is ready or a time has come, for at most a minute, and calls the handlers: those of
+  /// descriptors in the order in which they were added, then those of times. Returns whether a descriptor was ready.
+  /// Throws what the handlers throw.
   bool run_once();
 
  private:

@@ -1,7 +1,6 @@
 #include "lockstep/launch/process/python_program.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/process/program.h"
@@ -28,10 +27,7 @@ bool is_python(const std::string& program) { return program.substr(program.rfind
 
 bool runs_python(const std::string& program) {
   if (is_python(program)) return true;
-  char head[256] = {};
-  std::ifstream(program).read(head, sizeof head - 1);
-  const std::vector<std::string> words = shebang_words(head);
-  return std::ranges::any_of(words, is_python);
+  return std::ranges::any_of(shebang_words(read_head(program, 255)), is_python);
 }
 
 std::optional<std::size_t> python_script_index(const std::vector<std::string>& command) {

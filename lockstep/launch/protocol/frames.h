@@ -68,7 +68,7 @@ enum class FrameKind : std::uint32_t {
   kDone,             ///< empty; no process of the job is left; the last frame
 };
 
-/// Throws Error kProtocol: the reader does not expect a frame of this kind now. Every reader answers so.
+/// Throws Error kProtocol: the reader does not expect a frame of this kind now.
 [[noreturn]] void throw_unexpected(FrameKind kind);
 
 /// A frame. `rank` is -1 if the frame does not belong to a rank.

@@ -96,7 +96,9 @@ class Supervisor {
                       [this] {
                         while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
                       });
-    for (std::size_t i = 0; i < agents_.size(); ++i) watch_agent(i);
+    for (std::size_t i = 0; i < agents_.size(); ++i)
+      loop_.on_readable([this, i] { return agents_[i].descriptor(); }, [this, i] { read_agent(i); });
+    for (std::size_t i = 0; i < agents_.size(); ++i) watch_end_of(i);  // after what the agents have sent
     loop_.on_readable([this] { return output_->failure_fd(); },
                       [this] {
                         if (output_->check_failures()) on_reader_closed();
@@ -113,9 +115,8 @@ class Supervisor {
              [] {});  // run() calls both each time
   }
 
-  void watch_agent(std::size_t index) {
+  void watch_end_of(std::size_t index) {
     hosts::AgentLink& agent = agents_[index];
-    loop_.on_readable([&agent] { return agent.descriptor(); }, [this, index] { read_agent(index); });
     loop_.on_readable([&agent] { return agent.liveness_fd(); },
                       [this, index, &agent] {
                         if (agent.close_liveness_fd()) on_host_unreachable(index);

@@ -19,7 +19,8 @@ struct Histogram {
   std::int64_t num_finite = 0;
   std::int64_t num_nan = 0;
   std::int64_t num_infinite = 0;
-  std::vector<double> limits;        ///< increasing: kBuckets of equal width; one if all are equal; none if none finite
+  std::vector<double>
+      limits;  ///< increasing: kBuckets of equal width; one if all are equal; none if no value is finite
   std::vector<std::int64_t> counts;  ///< same size as limits
 };
 

@@ -21,8 +21,8 @@ struct LogTimestamp {
 };
 
 /// Writes to one kind of file, or to a service. Used by one thread of rank 0. Each call may throw SystemError when the
-/// data is lost; later calls may succeed. A logger ignores the kinds of data that its format does not support, as the
-/// functions that do nothing here do; the table is in docs/how-to/monitoring.md.
+/// data is lost; later calls may succeed. A logger ignores the kinds of data that its format does not support: it does
+/// not override their functions, which do nothing here. The table is in docs/how-to/monitoring.md.
 class Logger {
  public:
   Logger() = default;

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/loader.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::data {
 namespace {
@@ -24,12 +25,9 @@ TEST(LoaderPosition, OfAnotherLoaderIsRejected) {
   EXPECT_THROW(load({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
   // The errors say where the position is, and what can be done there.
   const auto error_at = [&](std::uint64_t samples_drawn) {
-    try {
-      load({.seed = 2, .epoch = 3, .samples_drawn = samples_drawn, .num_samples = 10});
-    } catch (const base::UsageError& error) {
-      return std::string(error.what()) + "; " + error.hint();
-    }
-    return std::string("no error");
+    const auto error = tests::thrown<base::UsageError>(
+        [&] { load({.seed = 2, .epoch = 3, .samples_drawn = samples_drawn, .num_samples = 10}); });
+    return std::string(error.what()) + "; " + error.hint();
   };
   EXPECT_THAT(error_at(6), AllOf(HasSubstr("the saved position is inside epoch 3 with seed 2, and this loader has 1;"),
                                  HasSubstr("or do not restore it and begin with epoch(4), without the samples that")));

@@ -151,18 +151,12 @@ TEST(Arena, SteadyLoadOfVaryingSizesDoesNotGrow) {
 }
 
 /// Makes libtorch allocate CPU tensors outside the arena, as before install_arena().
-void uninstall_arena() {
-  static c10::Allocator* const before = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(before, /*priority=*/10);
-}
+void uninstall_arena() { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), /*priority=*/10); }
 
 /// Installs the arena of this process for each test.
 class InstalledArena : public ::testing::Test {
  protected:
-  void SetUp() override {
-    uninstall_arena();  // remembers the allocator of libtorch
-    install_arena();
-  }
+  void SetUp() override { install_arena(); }
   void TearDown() override { uninstall_arena(); }
 };
 
@@ -241,7 +235,6 @@ TEST_F(InstalledArena, ForkedChildDoesNotTrimThePagesOfItsParent) {
 }
 
 TEST(Arena, StatsAndTrimArePublic) {
-  uninstall_arena();
   install_arena();
   const std::uint64_t live_before = arena_stats().live_bytes;
   {

@@ -377,7 +377,7 @@ TEST_F(DeadlockDetectorTest, ZeroLimitNeverEndsAWait) {
 
 TEST_F(DeadlockDetectorTest, LauncherCauseReplacesExitStatus) {
   store->set(job::key::exited(1), job::encode({job::ExitKind::kSignal, SIGTERM}), Deadline::in(1s));
-  std::thread launcher([&] {
+  std::jthread launcher([&] {
     std::this_thread::sleep_for(100ms);
     job::publish_cause(*store, {.cause = Cause::kRankDied, .rank = 2, .detail = "killed by SIGKILL"});
   });

@@ -42,7 +42,7 @@ TEST(LocalPeers, PeerThatEndsWhileConnectingIsNamed) {
     job::LocalStore store;
     auto peer = std::make_unique<base::net::AbstractListener>("lockstep-rank-");
     store.set("shm/socket/0", peer->name(), Deadline::in(10s));
-    std::thread ends([&] {
+    std::jthread ends([&] {
       if (accepts) peer->accept(Deadline::in(10s));  // and closes the connection
       peer.reset();
     });

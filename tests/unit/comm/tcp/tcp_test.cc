@@ -344,7 +344,7 @@ TEST(TcpMesh, ReplayAndAnotherKeyAreRefused) {
   rank1.join();
 
   const auto third = std::make_shared<job::LocalStore>();
-  std::thread honest([&] {
+  std::jthread honest([&] {
     TcpOptions options = options_of(third, 0, 2);
     options.timeout = 2s;
     EXPECT_THROW(connect_mesh(options), base::CommError);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher::doctor {
 namespace {
@@ -17,13 +18,9 @@ TEST(DoctorResponder, FramesThatAreNotRequestsAreRefused) {
   const DoctorResponder responder([&](Kind kind, const std::string&) { replies.push_back(kind); }, -1);
   responder.handle({Kind::kClockRequest, -1, {}});
   for (const Kind kind : {Kind::kStart, Kind::kStop, Kind::kStdin, Kind::kClockReply, Kind::kDone}) {
-    try {
-      responder.handle({kind, -1, {}});
-      ADD_FAILURE() << static_cast<int>(kind);
-    } catch (const base::Error& error) {
-      EXPECT_EQ(error.cause(), base::Cause::kProtocol);
-      EXPECT_NE(std::string(error.what()).find("unexpected frame"), std::string::npos) << error.what();
-    }
+    const auto error = tests::thrown<base::Error>([&] { responder.handle({kind, -1, {}}); });
+    EXPECT_EQ(error.cause(), base::Cause::kProtocol);
+    EXPECT_NE(std::string(error.what()).find("unexpected frame"), std::string::npos) << error.what();
   }
   EXPECT_EQ(replies, std::vector{Kind::kClockReply});
 }

@@ -14,7 +14,7 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-/// A pipe, and what its handler notes.
+/// A pipe that a test makes readable.
 struct Source {
   base::Pipe pipe = base::make_pipe();
   void make_readable() { EXPECT_EQ(::write(pipe.write.get(), "x", 1), 1); }
@@ -56,13 +56,13 @@ TEST(EventLoop, HandlerMayAddDescriptors) {
   Source source;
   int calls = 0;
   loop.on_readable([&] { return source.pipe.read.get(); },
-                   [&, note = std::string(100, 'x')] {
+                   [&loop, &calls] {  // so small that it lies in the loop's list itself, not on the heap
                      for (int i = 0; i < 1000; ++i) loop.on_readable([] { return -1; }, [] {});
-                     calls += static_cast<int>(note.size());  // it must still be there
+                     ++calls;
                    });
   source.make_readable();
   EXPECT_TRUE(loop.run_once());
-  EXPECT_EQ(calls, 100);
+  EXPECT_EQ(calls, 1);
 }
 
 TEST(EventLoop, TimeEndsTheWait) {
