@@ -59,14 +59,29 @@ Channel::Channel(std::string name, std::vector<int> members, int rank, std::shar
 
 Channel::~Channel() {
   if (!gpu_waiter_) return;
-  const bool unwinding = std::uncaught_exceptions() > 0;
-  if (unwinding && !gpu_waiter_->is_idle())
+  if (std::uncaught_exceptions() > 0) {
+    if (gpu_waiter_->is_idle()) return;
     transport_->abort(std::make_exception_ptr(base::PeerLostError(
         base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(),
         "rank " + std::to_string(deadlock_detector_->rank()) + " destroyed group " + name_ + " because of an error")));
-  gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each earlier task is, like all waits here
-  if (closing_error_ && !unwinding && !failure_was_reported)
-    std::rethrow_exception(closing_error_);  // calls std::terminate()
+    wait_for_gpu();
+    return;
+  }
+  try {
+    close();
+  } catch (...) {
+    std::terminate();
+  }
+}
+
+void Channel::close() {
+  wait_for_gpu();
+  if (closing_error_ && !failure_was_reported) throw_if_closed();
+}
+
+void Channel::wait_for_gpu() {
+  if (gpu_waiter_)
+    gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each earlier task is, like all waits here
 }
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
@@ -106,7 +121,7 @@ void Channel::throw_if_closed() const {
 }
 
 /// Returns false if the channel was closed already.
-bool Channel::close(const std::exception_ptr& error) {
+bool Channel::close_with(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
   if (closing_error_) return false;
   closing_error_ = error;
@@ -146,8 +161,7 @@ void Channel::end_after_gpu(std::uint64_t flight_id) {
 }
 
 void Channel::synchronize() {
-  if (gpu_waiter_)
-    gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each earlier task is, like all waits here
+  wait_for_gpu();
   throw_if_closed();
 }
 
@@ -209,7 +223,7 @@ void Channel::abandon(const std::string& why) noexcept {
       "rank " + std::to_string(deadlock_detector_->rank()) + " abandoned " + name_ + " because of an error: " + why;
   const auto error = std::make_exception_ptr(base::PeerLostError(
       base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(), text));
-  if (!close(error)) return;
+  if (!close_with(error)) return;
   failure_was_reported = true;  // the error that makes this rank abandon the channel
   deadlock_detector_->abandon(name_, deadlock_detector_->rank(), text);
   transport_->abort(error);
@@ -227,7 +241,7 @@ void Channel::throw_failure(const CommError& error) {
 void Channel::fail(const CommError& error) {
   const std::exception_ptr thrown = std::current_exception();
   if (!gpu_waiter_ || SerialExecutor::current() != gpu_waiter_.get()) failure_was_reported = true;
-  close(thrown);
+  close_with(thrown);
   deadlock_detector_->publish_failure(error);
   if (error.cause() == base::Cause::kPeerUnreachable) {
     // Not the job's first cause, but members whose own connections still work would wait for this rank.

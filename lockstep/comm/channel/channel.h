@@ -29,10 +29,12 @@ class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
           std::shared_ptr<DeadlockDetector> deadlock_detector);
-  /// Waits for operations on a GPU, unless an error unwinds the stack. If one of them has failed and this process has
-  /// not thrown any failure (the operation was the program's last call), the destructor ends the process like an
-  /// uncaught exception. Otherwise the program would use wrong results.
+  /// Calls close(), unless an error unwinds the stack. If close() throws, ends the process like an uncaught exception,
+  /// because the program would use wrong results.
   ~Channel();
+  /// Blocks until the GPU has finished all operations. Throws the error of one of them if this process has not thrown
+  /// any failure (the operation was the program's last call).
+  void close();
 
   const std::string& name() const { return name_; }
   int rank() const { return rank_; }
@@ -78,7 +80,8 @@ class Channel {
   void throw_if_closed() const;
 
  private:
-  bool close(const std::exception_ptr& error);
+  bool close_with(const std::exception_ptr& error);
+  void wait_for_gpu();
   void wait_on_host(Pending& pending, const Collective& op, const std::string& text);
   void end_after_gpu(std::uint64_t flight_id);
   [[noreturn]] void throw_transport_failure(const std::exception_ptr& error, const WaitInfo& wait_info);
