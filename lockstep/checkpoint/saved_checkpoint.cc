@@ -74,8 +74,7 @@ StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
   for (const auto& file : manifest_.files)
     if (file.rank == rank && file.part == part) files.push_back(file);
   if (!files.empty()) return read_state(path_, files);
-  std::string names;
-  for (const auto& name : part_names(rank)) names += (names.empty() ? "" : ", ") + name;
+  const std::string names = base::joined(part_names(rank));
   throw base::UsageError("the checkpoint " + path_ + " has no part " + base::quoted(part, 80) + " of rank " +
                          std::to_string(rank) + "; expected " +
                          (names.empty() ? "another rank, since this one has no parts" : "one of " + names));

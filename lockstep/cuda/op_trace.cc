@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/parse.h"
+
 namespace lockstep::cuda {
 namespace {
 
@@ -37,11 +39,8 @@ std::string to_text(const c10::IValue& value) {
   if (value.isDouble()) return to_text(value.toDouble());
   if (value.isInt()) return std::to_string(value.toInt());
   if (value.isBool()) return value.toBool() ? "true" : "false";
-  if (value.isList()) {
-    std::string text;
-    for (const c10::IValue& each : value.toListRef()) text += (text.empty() ? "" : ", ") + to_text(each);
-    return "[" + text + "]";
-  }
+  if (value.isList())
+    return "[" + base::joined(value.toListRef(), ", ", [](const c10::IValue& each) { return to_text(each); }) + "]";
   return "-";
 }
 
@@ -54,9 +53,8 @@ std::string argument_text(const c10::IValue& value, bool is_attention) {
 
 std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   const bool is_attention = std::string_view(call.name()).find("attention") != std::string_view::npos;
-  std::string arguments;
-  for (const c10::IValue& value : call.inputs())
-    arguments += (arguments.empty() ? "" : ", ") + argument_text(value, is_attention);
+  const std::string arguments =
+      base::joined(call.inputs(), ", ", [&](const c10::IValue& value) { return argument_text(value, is_attention); });
   std::string text = std::string(call.name()) + "(" + arguments + ")";
   const std::lock_guard lock(calls_mutex);
   if (!recorded.cpu_tensor && text.find("tensor on cpu") != std::string::npos) recorded.cpu_tensor = text;

@@ -19,11 +19,7 @@ std::vector<std::string> launch_arguments(const TrainerOptions& options) {
   std::vector<std::string> words;
   if (options.nodes == 1) words = {"--env-from", "none"};
   if (options.max_restarts > 0) words.insert(words.end(), {"--max-restarts", std::to_string(options.max_restarts)});
-  if (const auto& gpus = options.devices.gpus()) {
-    std::string list;
-    for (const int gpu : *gpus) list += (list.empty() ? "" : ",") + std::to_string(gpu);
-    words.insert(words.end(), {"--gpus", list});
-  }
+  if (const auto& gpus = options.devices.gpus()) words.insert(words.end(), {"--gpus", base::joined(*gpus, ",")});
   return words;
 }
 

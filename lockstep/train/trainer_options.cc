@@ -29,11 +29,9 @@ void check_devices(const Devices& devices) {
   if (devices.count())
     require(*devices.count() >= 1 && *devices.count() <= 4096, "devices", *devices.count(), "1 to 4096");
   if (!devices.gpus()) return;
-  std::string text;
-  for (const int gpu : *devices.gpus()) text += (text.empty() ? "" : ", ") + std::to_string(gpu);
   const std::set<int> distinct(devices.gpus()->begin(), devices.gpus()->end());
   require(!distinct.empty() && *distinct.begin() >= 0 && distinct.size() == devices.gpus()->size(), "devices",
-          "{" + text + "}", "a list of distinct GPU indices, 0 or more");
+          "{" + base::joined(*devices.gpus()) + "}", "a list of distinct GPU indices, 0 or more");
 }
 
 void check(const TrainerOptions& options) {

@@ -131,9 +131,7 @@ std::string describe_largest(std::vector<MemoryUser> users) {
   std::stable_sort(users.begin(), users.end(),
                    [](const MemoryUser& one, const MemoryUser& other) { return one.bytes > other.bytes; });
   if (users.size() > kNumNamed) users.resize(kNumNamed);
-  std::string text;
-  for (const MemoryUser& user : users) text += (text.empty() ? "" : ", ") + user.name + " " + memory_text(user.bytes);
-  return text;
+  return joined(users, ", ", [](const MemoryUser& user) { return user.name + " " + memory_text(user.bytes); });
 }
 
 }  // namespace lockstep::base::telemetry

@@ -306,9 +306,7 @@ const SafetensorsDtype* find_dtype(ScalarType type) {
 }
 
 std::string dtype_names() {
-  std::string names;
-  for (const SafetensorsDtype& dtype : kDtypes) names += (names.empty() ? "" : ", ") + std::string(dtype.name);
-  return names;
+  return base::joined(kDtypes, ", ", [](const SafetensorsDtype& dtype) { return dtype.name; });
 }
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "lockstep/base/parse.h"
+
 namespace lockstep::checkpoint::inline torch_file {
 namespace {
 
@@ -56,9 +58,7 @@ const TorchDtype* find_torch_dtype(ScalarType type) {
 }
 
 std::string torch_dtype_names() {
-  std::string names;
-  for (const TorchDtype& dtype : kDtypes) names += (names.empty() ? "" : ", ") + std::string(dtype.name);
-  return names;
+  return base::joined(kDtypes, ", ", [](const TorchDtype& dtype) { return dtype.name; });
 }
 
 }  // namespace lockstep::checkpoint::inline torch_file

@@ -48,11 +48,6 @@ std::string describe_failure(int rank, const std::string& detail) {
                                           : ": ") +
          detail;
 }
-std::string join_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
-  return text;
-}
 /// The main thread, which usually loads this library; else none.
 const std::thread::id main_thread =
     base::telemetry::BlockedThread::is_main_thread() ? std::this_thread::get_id() : std::thread::id();
@@ -155,7 +150,7 @@ void DeadlockDetector::poll(const WaitInfo& wait_info, PollState& poll_state) {
     if (error.cause() != Cause::kPeerUnreachable || error.op() != "store") throw;
     // The store cannot be reached: from this host, all other hosts appear lost.
     const std::string remote_ranks =
-        remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + join_ranks(remote_ranks_);
+        remote_ranks_.empty() ? "" : "; unreachable ranks on other hosts: " + base::joined(remote_ranks_, ",");
     throw PeerLostError(error.cause(), wait_info.label, rank_, remote_ranks_.empty() ? -1 : remote_ranks_.front(),
                         wait_info.label + ": " + error.what() + remote_ranks, error.hint());
   }
@@ -184,7 +179,7 @@ void DeadlockDetector::check_hosts(const WaitInfo& wait_info) {
   const std::string detail = "host " + host_ + " has received no packet from host " + lost->name + " (" +
                              lost->address + ") for " + base::net::host_timeout_text() +
                              ", although both reach the job's store; on " + lost->name + " are ranks " +
-                             join_ranks(lost->ranks);
+                             base::joined(lost->ranks, ",");
   const std::string hint =
       "check the network and the firewalls between these two hosts; lockstep run --host-timeout tolerates longer cuts";
   job::publish_cause(*store_, {.cause = Cause::kPeerUnreachable,
@@ -415,8 +410,8 @@ void DeadlockDetector::throw_timeout(const WaitInfo& wait_info, PollState& poll_
   throw TimeoutError(
       Cause::kRankStuck, wait_info.label, rank_, missing.empty() ? -1 : missing.front(),
       wait_info.text + " did not finish in time; " +
-          (missing.empty() ? std::string("all ranks have started it") : "absent ranks: " + join_ranks(missing)) +
-          (waiting.empty() ? "" : "; other waiting ranks: " + join_ranks(waiting)),
+          (missing.empty() ? std::string("all ranks have started it") : "absent ranks: " + base::joined(missing, ",")) +
+          (waiting.empty() ? "" : "; other waiting ranks: " + base::joined(waiting, ",")),
       "put long work on one rank under world.busy(), or raise the timeout for waits without progress "
       "(LOCKSTEP_TIMEOUT, InitOptions.timeout)");
 }
@@ -441,7 +436,7 @@ void DeadlockDetector::throw_transport_failure(const WaitInfo& wait_info, const 
   }
   throw PeerLostError(Cause::kPeerUnreachable, wait_info.label, rank_, -1,
                       wait_info.label + ": the connection to another rank ended: " + text +
-                          (remote_ranks_.empty() ? "" : "; ranks on other hosts: " + join_ranks(remote_ranks_)),
+                          (remote_ranks_.empty() ? "" : "; ranks on other hosts: " + base::joined(remote_ranks_, ",")),
                       hint);
 }
 

@@ -29,9 +29,7 @@ std::optional<double> parse_number(const std::string& field) {
 }
 
 std::string format_csv_row(const std::vector<std::string>& names) {
-  std::string line;
-  for (const std::string& name : names) line += (line.empty() ? "" : ",") + quote_csv_field(name);
-  return line + "\n";
+  return base::joined(names, ",", quote_csv_field) + "\n";
 }
 
 }  // namespace
@@ -123,9 +121,7 @@ void CsvLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
     field.clear();
     append_number(field, value);
   }
-  std::string line;
-  for (const std::string& field : row_) line.append(line.empty() ? "" : ",").append(field);
-  file_.append(line + "\n");
+  file_.append(base::joined(row_, ",") + "\n");
 }
 
 }  // namespace lockstep::training::inline loggers

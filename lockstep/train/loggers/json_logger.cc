@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/parse.h"
 #include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline loggers {
@@ -54,15 +55,12 @@ void JsonLogger::log_text(const LogTimestamp& at, const std::string& name, const
 }
 
 void JsonLogger::log_histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
-  std::string limits, counts;
-  for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
-  for (const std::int64_t count : histogram.counts)
-    counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
   write(line_prefix(at) + ",\"histogram\":{" + json_string(name) + ":{\"min\":" + json_number(histogram.min) +
         ",\"max\":" + json_number(histogram.max) + ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" +
         json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
         ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) +
-        ",\"limits\":[" + limits + "],\"counts\":[" + counts + "]}}");
+        ",\"limits\":[" + base::joined(histogram.limits, ",", json_number) + "],\"counts\":[" +
+        base::joined(histogram.counts, ",") + "]}}");
 }
 
 }  // namespace lockstep::training::inline loggers

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/parse.h"
 #include "lockstep/train/loggers/text_format.h"
 
 namespace lockstep::training::inline report {
@@ -74,8 +75,7 @@ Axis steps_axis(const std::vector<ChartSeries>& all_series) {
 /// The opening tag, the grid and the labels of the axes. `numbers`: labels of the vertical axis.
 std::string begin_chart(const std::vector<ChartSeries>& all_series, const Axis& across, const Axis& up,
                         const std::vector<double>& numbers) {
-  std::string names;
-  for (const ChartSeries& series : all_series) names += (names.empty() ? "" : ", ") + series.name;
+  const std::string names = base::joined(all_series, ", ", [](const ChartSeries& series) { return series.name; });
   std::string svg = "<svg viewBox=\"0 0 " + format_coordinate(kWidth) + " " + format_coordinate(kHeight) +
                     "\" role=\"img\" aria-label=\"" + escape_xml(names) + "\">";
   for (const double number : numbers) {

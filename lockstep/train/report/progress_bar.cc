@@ -99,9 +99,7 @@ std::size_t display_width(const std::vector<ProgressField>& fields) {
 }
 
 std::string join_fields(const std::vector<ProgressField>& fields) {
-  std::string line;
-  for (const ProgressField& field : fields) line += (line.empty() ? "" : std::string(kGap, ' ')) + field.text;
-  return line;
+  return base::joined(fields, std::string(kGap, ' '), [](const ProgressField& field) { return field.text; });
 }
 
 void require_valid_options(const ProgressBarOptions& options) {
