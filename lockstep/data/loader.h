@@ -18,7 +18,6 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/loader_core.h"
-#include "lockstep/data/loader_position.h"
 #include "lockstep/data/visit_tensors.h"
 
 namespace lockstep::data {

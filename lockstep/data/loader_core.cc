@@ -1,8 +1,15 @@
 #include "lockstep/data/loader_core.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -16,6 +23,26 @@
 
 namespace lockstep::data {
 namespace {
+
+constexpr auto kMinPollInterval = std::chrono::microseconds(20);
+constexpr auto kMaxPollInterval = std::chrono::microseconds(500);
+
+/// Throws UsageError unless `device` is cpu or an accelerator that libtorch can use in this process.
+void check_device(at::Device device) {
+  if (device.is_cpu()) return;
+  const std::string start = "LoaderOptions.device is " + device.str();
+  if (!at::accelerator::isAccelerator(device.type()))
+    throw base::UsageError(start + ", which is not an accelerator; expected cpu or Group::device()");
+  if (!c10::impl::hasDeviceGuardImpl(device.type()))
+    throw base::UsageError(start +
+                           ", which libtorch cannot use in this process; expected cpu, or Group::device() after "
+                           "lockstep::init() found a GPU");
+  const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  if (device.index() >= count || count == 0)
+    throw base::UsageError(start + ", but this process has " + std::to_string(count) +
+                           " devices of this type; expected " +
+                           (count > 0 ? "an index below " + std::to_string(count) + ", or " : "") + "cpu");
+}
 
 void require(std::string_view option, std::int64_t value, std::int64_t low, std::int64_t high) {
   if (value < low || value > high)
@@ -56,7 +83,81 @@ std::string first_line(const char* text) {
           std::to_string(next) + ")" + (is_beginning || is_end ? "" : ", without the samples that remain"));
 }
 
+/// Moves the batch's host tensors into pinned memory, from which copies to `device` run asynchronously. The memory
+/// comes from libtorch, which reuses it after the copies from it are complete. Thread-safe for different batches.
+void pin_memory(void* batch, const BatchVisitor& visitor, at::Device device) {
+  const at::NoGradGuard no_grad;
+  // Without the guard, a new thread's current device would be another one, and pinning would allocate memory there.
+  const c10::DeviceGuard guard(device);
+  visitor(batch, [](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();
+  });
+}
+
+at::Stream copy_stream(at::Device device) {
+  const c10::impl::VirtualGuardImpl gpus(device.type());
+  return gpus.getStreamFromGlobalPool(device.has_index() ? device : gpus.getDevice());
+}
+
 }  // namespace
+
+/// Copies batches to a device ahead of their use, on a separate stream. Not thread-safe.
+class DevicePrefetcher {
+ public:
+  /// "cuda" without an index selects the calling thread's current GPU. `device` must have passed check_device() and
+  /// must not be cpu.
+  DevicePrefetcher(at::Device device, BatchVisitor visitor)
+      : visitor_(std::move(visitor)),
+        stream_(copy_stream(device)),
+        copy_done_(device.type()),
+        consumed_{c10::Event(device.type()), c10::Event(device.type())} {}
+
+  /// The device, including its index.
+  at::Device device() const { return stream_.device(); }
+
+  /// Let k be the batch that was delivered last. Blocks until the device has executed the work that was on the
+  /// consumer's stream when batch k - 1 was delivered. This bounds how far a program that never synchronizes runs ahead
+  /// of the device, and therefore the memory of its batches. Returns false if the work is not complete by `deadline`.
+  bool wait_for_consumer(base::Deadline deadline) const {
+    const c10::Event& previous = consumed_[num_delivered_ % 2];
+    for (auto pause = kMinPollInterval; !previous.query(); pause = std::min(pause * 2, kMaxPollInterval)) {
+      if (deadline.expired()) return false;
+      std::this_thread::sleep_for(pause);
+    }
+    return true;
+  }
+
+  /// Replaces the batch's host tensors by device tensors whose contents are copied asynchronously. Does not block if
+  /// the host tensors are pinned.
+  void start_copy(void* batch) {
+    const at::NoGradGuard no_grad;
+    const c10::StreamGuard guard(stream_);
+    visitor_(batch, [&](at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_cpu())
+        tensor = tensor.to(at::TensorOptions(stream_.device()), /*non_blocking=*/true);
+    });
+    copy_done_.record(stream_);
+  }
+
+  /// Makes the calling thread's current stream wait for the copy that was started last. Work that this thread then
+  /// enqueues on that stream reads the copied contents. libtorch does not reuse the tensors' memory until all work that
+  /// was enqueued on that stream before their destruction has completed. Does not block the host.
+  void wait_on_current_stream(void* batch) {
+    const at::Stream current = c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
+    consumed_[num_delivered_++ % 2].record(current);
+    copy_done_.block(current);
+    visitor_(batch, [&](at::Tensor& tensor) {
+      if (tensor.defined() && tensor.device() == stream_.device()) tensor.record_stream(current);
+    });
+  }
+
+ private:
+  const BatchVisitor visitor_;
+  const at::Stream stream_;
+  c10::Event copy_done_;
+  std::array<c10::Event, 2> consumed_;  // recorded on the consumer's stream when a batch is delivered
+  std::size_t num_delivered_ = 0;
+};
 
 /// Makes item number `number`. Checks `stop` between its steps and returns null if a stop is requested.
 using ItemMaker = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
@@ -200,25 +301,6 @@ bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options) {
   return shard.size > 1 && options.mode != ShardMode::kExact;
 }
 
-OrderFingerprint order_fingerprint(const LoaderPosition& position, std::int64_t batch_size, ShardMode mode) {
-  const auto hash_of = [](std::initializer_list<std::uint64_t> values) {
-    std::uint32_t hash = 2166136261u;  // FNV-1a
-    for (std::uint64_t value : values)
-      for (int byte = 0; byte < 8; ++byte, value >>= 8)
-        hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
-    return hash;
-  };
-  const auto size = static_cast<std::uint64_t>(batch_size), kind = static_cast<std::uint64_t>(mode);
-  const auto part = [&](int index, std::initializer_list<std::uint64_t> values) {
-    const std::uint32_t hash = hash_of(values);
-    return (hash ^ hash >> 4 ^ hash >> 8 ^ hash >> 16) % 15 << (4 * index);
-  };
-  const std::uint32_t parts = part(0, {position.seed}) | part(1, {position.epoch}) | part(2, {size}) |
-                              part(3, {position.num_samples, std::uint64_t{position.shuffle}, kind});
-  return {hash_of({position.seed, position.epoch, size, position.num_samples, std::uint64_t{position.shuffle}, kind}),
-          static_cast<std::uint16_t>(parts)};
-}
-
 std::function<void(const LoaderPosition&)> detail::make_batch_counter(const comm::Group& world,
                                                                       const LoaderOptions& options) {
   if (!has_equal_batch_counts({world.rank(), world.size()}, options)) return nullptr;
@@ -267,6 +349,8 @@ LoaderCore::LoaderCore(std::uint64_t num_samples, DataShard shard, const LoaderO
     };
   };
 }
+
+LoaderCore::~LoaderCore() = default;
 
 BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
   return BatchPlan(sampler_.epoch(epoch, position), static_cast<std::uint64_t>(options_.batch_size),

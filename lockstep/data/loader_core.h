@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/device_prefetcher.h"
-#include "lockstep/data/loader_position.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/visit_tensors.h"
 
 namespace lockstep::comm {
 class Group;
@@ -43,13 +43,6 @@ struct LoaderOptions {
 /// Returns whether several ranks draw the same number of batches, so that comparing their counts detects a rank that is
 /// out of step.
 bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options);
-/// The values that must be equal on all ranks for each sample to be drawn once, as hashes.
-struct OrderFingerprint {
-  std::uint32_t hash = 0;   ///< of all: seed, epoch, batch size, number of samples, shuffle and mode
-  std::uint16_t parts = 0;  ///< 4 bits each, from the lowest: of the seed, of the epoch, of the batch size, of the rest
-};
-/// Pure.
-OrderFingerprint order_fingerprint(const LoaderPosition& position, std::int64_t batch_size, ShardMode mode);
 
 namespace detail {
 
@@ -80,7 +73,11 @@ class SampleError : public base::Error {
 using BatchMaker =
     std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
 
+/// Calls visit_tensors() for a batch whose type is erased.
+using BatchVisitor = std::function<void(void* batch, const TensorVisitor& visit)>;
+
 class BatchIterator;
+class DevicePrefetcher;
 class OrderedWorkers;
 
 /// The part of Loader<Batch> that does not depend on Batch. Not thread-safe.
@@ -91,6 +88,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   LoaderCore(std::uint64_t num_samples, DataShard shard, const LoaderOptions& options,
              std::function<BatchMaker(std::uint64_t epoch)> make_batch_maker, BatchVisitor visitor,
              std::function<void(const LoaderPosition&)> on_batch);
+  ~LoaderCore();
 
   /// The number of batches of this rank in a complete epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }

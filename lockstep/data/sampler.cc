@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 #include <string>
 
 #include "lockstep/base/check.h"
@@ -106,6 +107,51 @@ std::vector<std::size_t> BatchPlan::indices(std::uint64_t batch) const {
   indices.reserve(end - begin);
   for (std::uint64_t k = begin; k < end; ++k) indices.push_back(order_[k]);
   return indices;
+}
+
+std::string to_text(const LoaderPosition& position) {
+  return "seed=" + std::to_string(position.seed) + " epoch=" + std::to_string(position.epoch) +
+         " samples=" + std::to_string(position.samples_drawn) + " num_samples=" + std::to_string(position.num_samples) +
+         " shuffle=" + (position.shuffle ? "1" : "0");
+}
+
+checkpoint::StateDict to_state_dict(const LoaderPosition& position) {
+  return {{"seed", static_cast<std::int64_t>(position.seed)},
+          {"epoch", static_cast<std::int64_t>(position.epoch)},
+          {"samples_drawn", static_cast<std::int64_t>(position.samples_drawn)},
+          {"num_samples", static_cast<std::int64_t>(position.num_samples)},
+          {"shuffle", position.shuffle}};
+}
+
+LoaderPosition position_from_state_dict(const checkpoint::StateDict& state) {
+  const auto number = [&](const char* name) {
+    return static_cast<std::uint64_t>(checkpoint::value_of<std::int64_t>(state, name));
+  };
+  const LoaderPosition position{number("seed"), number("epoch"), number("samples_drawn"), number("num_samples"),
+                                checkpoint::value_of<bool>(state, "shuffle")};
+  if (state.size() != 5)
+    throw base::UsageError("the state of a loader has " + std::to_string(state.size()) +
+                           " values; expected seed, epoch, samples_drawn, num_samples and shuffle");
+  return position;
+}
+
+OrderFingerprint order_fingerprint(const LoaderPosition& position, std::int64_t batch_size, ShardMode mode) {
+  const auto hash_of = [](std::initializer_list<std::uint64_t> values) {
+    std::uint32_t hash = 2166136261u;  // FNV-1a
+    for (std::uint64_t value : values)
+      for (int byte = 0; byte < 8; ++byte, value >>= 8)
+        hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
+    return hash;
+  };
+  const auto size = static_cast<std::uint64_t>(batch_size), kind = static_cast<std::uint64_t>(mode);
+  const auto part = [&](int index, std::initializer_list<std::uint64_t> values) {
+    const std::uint32_t hash = hash_of(values);
+    return (hash ^ hash >> 4 ^ hash >> 8 ^ hash >> 16) % 15 << (4 * index);
+  };
+  const std::uint32_t parts = part(0, {position.seed}) | part(1, {position.epoch}) | part(2, {size}) |
+                              part(3, {position.num_samples, std::uint64_t{position.shuffle}, kind});
+  return {hash_of({position.seed, position.epoch, size, position.num_samples, std::uint64_t{position.shuffle}, kind}),
+          static_cast<std::uint16_t>(parts)};
 }
 
 }  // namespace lockstep::data

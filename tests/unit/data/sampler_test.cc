@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader_position.h"
 
 namespace lockstep::data {
 namespace {
