@@ -11,8 +11,6 @@
 #include <set>
 #include <thread>
 
-#include "lockstep/nn/device_transfer.h"
-
 namespace lockstep::nn {
 namespace {
 
