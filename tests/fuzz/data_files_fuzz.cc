@@ -10,7 +10,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 #include "lockstep/data/datasets/idx.h"
 #include "lockstep/data/datasets/vocabulary.h"
 #include "lockstep/data/jpeg/jpeg.h"

@@ -28,7 +28,7 @@ foreach(
   launch/process/environment launch/process/program launch/process/spawn launch/protocol/frames
   checkpoint/files/embedded_hash checkpoint/files/input_file checkpoint/manifest
   checkpoint/safetensors/safetensors_header
-  checkpoint/safetensors/tensor_hashes checkpoint/strict_json checkpoint/torch_file/pickle
+  checkpoint/strict_json checkpoint/torch_file/pickle
   checkpoint/torch_file/torch_dtype checkpoint/torch_file/unpickler
   checkpoint/torch_file/zip_reader
   data/datasets/idx data/datasets/vocabulary)

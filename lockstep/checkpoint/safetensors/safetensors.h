@@ -9,7 +9,6 @@
 
 #include "lockstep/checkpoint/files/input_file.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
 namespace lockstep::checkpoint::inline safetensors {
 
