@@ -1,8 +1,11 @@
 #include "lockstep/launch/supervise/supervisor.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <functional>
 #include <optional>
 #include <set>
 #include <utility>
@@ -21,7 +24,6 @@
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/status_service.h"
-#include "lockstep/launch/supervise/stdin_forwarder.h"
 #include "lockstep/launch/supervise/verdict.h"
 
 namespace lockstep::launcher::supervise {
@@ -29,6 +31,50 @@ namespace {
 
 using base::Deadline;
 using namespace std::chrono_literals;
+
+/// Reads the standard input and hands each chunk to every agent that needs it. It reads the next one when all of them
+/// have taken the last, so that the slowest rank sets the pace and memory is bounded. Not thread-safe.
+class StdinForwarder {
+ public:
+  /// The first agent has rank 0.
+  StdinForwarder(cli::StdinRanks ranks, std::size_t num_agents) {
+    if (ranks == cli::StdinRanks::kRankZero) agents_.insert(0);
+    for (std::size_t i = 0; i < num_agents && ranks == cli::StdinRanks::kAll; ++i) agents_.insert(i);
+  }
+
+  /// Call it when the ranks have been started.
+  void start() { is_started_ = true; }
+  /// Returns the descriptor to poll for reading; -1 while no input is needed, or while another process group is in the
+  /// foreground of the terminal.
+  int poll_fd() const {
+    if (!is_started_ || has_ended_ || agents_.empty() || !awaited_.empty()) return -1;
+    const bool in_background = ::isatty(STDIN_FILENO) == 1 && ::tcgetpgrp(STDIN_FILENO) != ::getpgrp();
+    return in_background ? -1 : STDIN_FILENO;
+  }
+  /// Reads what is available and calls `send` with each agent and the bytes, which are empty at the end of the input.
+  /// Call it when poll_fd() is readable.
+  void forward(const std::function<void(std::size_t, const std::string&)>& send) {
+    std::string bytes(std::size_t{1} << 16, '\0');
+    const ssize_t size = ::read(STDIN_FILENO, bytes.data(), bytes.size());
+    if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+    has_ended_ = bytes.empty();
+    for (const std::size_t agent : agents_) send(agent, bytes);
+    awaited_ = agents_;
+  }
+  /// The ranks of an agent have taken the last chunk.
+  void on_taken(std::size_t agent) { awaited_.erase(agent); }
+  void on_agent_lost(std::size_t agent) {
+    agents_.erase(agent);
+    awaited_.erase(agent);
+  }
+
+ private:
+  std::set<std::size_t> agents_;   // that have ranks that read the input
+  std::set<std::size_t> awaited_;  // agents that have not taken the last chunk
+  bool is_started_ = false;
+  bool has_ended_ = false;
+};
 
 class Supervisor {
  public:

@@ -19,7 +19,6 @@
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/fork_copies.h"
 #include "lockstep/comm/reducers/sparse_average.h"
-#include "lockstep/optim/fused/shard_plan.h"
 #include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim::inline fused {

@@ -3,16 +3,35 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "lockstep/ddp/gradient_source.h"
-#include "lockstep/optim/fused/shard_plan.h"
 
 namespace lockstep::optim::inline fused {
 
 class ParameterStorage;
+
+/// Allocations and shards begin on a cache line.
+constexpr std::size_t kCacheLineBytes = 64;
+
+/// A range of adjacent elements of a parameter.
+struct ElementRange {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+
+/// The size of one state tensor of a parameter.
+struct StateSize {
+  std::size_t elements = 0;
+  std::size_t bytes_each = 0;
+};
+
+/// Divides the concatenated state of all parameters into `num_owners` intervals of the same number of bytes, rounded to
+/// cache lines, and returns the range of each parameter that belongs to `owner`. Pure.
+std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
 /// An owner is a rank, or the set of ranks of a host that share memory. Each owner updates the elements whose state it
 /// holds and then sends them to the others. All collectives below are called by all ranks in the same order; each call

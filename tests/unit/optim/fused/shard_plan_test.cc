@@ -1,10 +1,10 @@
 // Tests that shards partition all elements evenly.
-#include "lockstep/optim/fused/shard_plan.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
+
+#include "lockstep/optim/fused/state_sharding.h"
 
 namespace lockstep::optim {
 namespace {
