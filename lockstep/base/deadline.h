@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 namespace lockstep::base {
 
@@ -52,6 +53,17 @@ bool wait_until(Condition& condition, Lock& lock, Deadline deadline, const Ready
   // Neither condition.wait(), which requires the libstdc++ of g++ 12, newer than that of RHEL 9, nor wait_until() with
   // time_point::max(), which overflows.
   while (!condition.wait_until(lock, Deadline::Clock::now() + std::chrono::hours(24), ready)) {
+  }
+  return true;
+}
+
+/// Calls `done()` until it returns true, with pauses that double from 20 us to `longest_pause`; returns false if it is
+/// still false at the deadline.
+template <typename Done>
+bool poll_until(Deadline deadline, std::chrono::microseconds longest_pause, const Done& done) {
+  for (std::chrono::microseconds pause(20); !done(); pause = std::min(2 * pause, longest_pause)) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(pause);
   }
   return true;
 }

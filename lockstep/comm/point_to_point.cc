@@ -1,11 +1,10 @@
 // send and recv: the sender sends a CallSignature before the data, and the receiver compares it with its own call.
 #include "lockstep/comm/point_to_point.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -13,10 +12,6 @@
 
 namespace lockstep::comm {
 namespace {
-
-// Between two looks whether a message from any rank has arrived.
-constexpr std::chrono::microseconds kFirstPause{20};
-constexpr std::chrono::microseconds kLongestPause{1000};
 
 at::Tensor bytes_of(const channel::CallSignature& call) {
   at::Tensor bytes = at::empty({channel::kSignatureBytes}, at::kByte);
@@ -147,11 +142,7 @@ bool Group::Impl::AnySource::Arrival::done() {
 }
 
 bool Group::Impl::AnySource::Arrival::wait_until(base::Deadline deadline) {
-  for (auto pause = kFirstPause; !done(); pause = std::min(2 * pause, kLongestPause)) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(pause);
-  }
-  return true;
+  return base::poll_until(deadline, std::chrono::milliseconds(1), [&] { return done(); });
 }
 
 int Group::Impl::AnySource::receive(const Collective& op, const at::Tensor& target) {

@@ -24,9 +24,6 @@
 namespace lockstep::data {
 namespace {
 
-constexpr auto kMinPollInterval = std::chrono::microseconds(20);
-constexpr auto kMaxPollInterval = std::chrono::microseconds(500);
-
 /// Throws UsageError unless `device` is cpu or an accelerator that libtorch can use in this process.
 void check_device(at::Device device) {
   if (device.is_cpu()) return;
@@ -120,11 +117,7 @@ class DevicePrefetcher {
   /// of the device, and therefore the memory of its batches. Returns false if the work is not complete by `deadline`.
   bool wait_for_consumer(base::Deadline deadline) const {
     const c10::Event& previous = consumed_[num_delivered_ % 2];
-    for (auto pause = kMinPollInterval; !previous.query(); pause = std::min(pause * 2, kMaxPollInterval)) {
-      if (deadline.expired()) return false;
-      std::this_thread::sleep_for(pause);
-    }
-    return true;
+    return base::poll_until(deadline, std::chrono::microseconds(500), [&] { return previous.query(); });
   }
 
   /// Replaces the batch's host tensors by device tensors whose contents are copied asynchronously. Does not block if

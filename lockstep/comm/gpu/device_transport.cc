@@ -167,8 +167,7 @@ class DeviceTransport final : public Transport {
 
   ~DeviceTransport() override {
     // abort() breaks the reference cycle between a queue and its operations.
-    const auto closed = std::make_exception_ptr(base::PeerLostError(base::Cause::kPeerUnreachable, "gpu", options_.rank,
-                                                                    options_.rank, "the transport was closed"));
+    const std::exception_ptr closed = closed_error("gpu", options_.rank);
     collectives_->abort(closed);
     for (const auto& [key, queue] : queues_) queue->abort(closed);
   }

@@ -313,8 +313,7 @@ class HierarchyTransport final : public Transport {
   /// Does not abort the cross-host transports: their own destructors abort the operations that are still in flight.
   ~HierarchyTransport() override {
     aborted_ = true;
-    abort_engines(std::make_exception_ptr(
-        base::PeerLostError(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
+    abort_engines(closed_error("hierarchy", rank_));
   }
 
   std::string_view name() const override { return "hierarchy"; }

@@ -5,9 +5,11 @@
 
 #include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/interface/pending.h"
 
@@ -73,5 +75,11 @@ class Transport {
   /// Ends all pending operations, and all later ones, with `cause`. Idempotent; does not block.
   virtual void abort(std::exception_ptr cause) noexcept = 0;
 };
+
+/// The error of operations that are pending when a transport is destroyed on `rank` (-1: unknown).
+inline std::exception_ptr closed_error(const std::string& transport, int rank) {
+  return std::make_exception_ptr(
+      base::PeerLostError(base::Cause::kPeerUnreachable, transport, rank, rank, "the transport was closed"));
+}
 
 }  // namespace lockstep::comm::inline interface

@@ -87,8 +87,7 @@ class MpiTransport final : public Transport {
       // Collective according to the standard, but local in practice: it does not wait for other ranks.
       if (in_flight_.empty() && !aborted_ && runtime.is_usable()) api().Comm_free(&comm_);
     }
-    abort(std::make_exception_ptr(
-        base::PeerLostError(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
+    abort(closed_error("mpi", rank_));
   }
 
   std::string_view name() const override { return "mpi"; }

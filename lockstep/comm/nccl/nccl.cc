@@ -136,27 +136,16 @@ ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream,
   throw base::UsageError("nccl: unsupported operation " + std::to_string(static_cast<int>(op.kind)));
 }
 
-constexpr auto kMinPollInterval = std::chrono::microseconds(20);
 constexpr auto kMaxPollInterval = std::chrono::milliseconds(1);
 constexpr auto kSplitTimeout = std::chrono::seconds(10);
 
 class NcclTransport;
 
-std::exception_ptr closed_error() {
-  return std::make_exception_ptr(
-      base::PeerLostError(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
-}
-
 /// A Pending whose wait_until() polls done().
 class PolledPending : public Pending {
  public:
   bool wait_until(Deadline deadline) override {
-    for (auto interval = std::chrono::duration_cast<std::chrono::microseconds>(kMinPollInterval); !done();
-         interval = std::min<std::chrono::microseconds>(interval * 2, kMaxPollInterval)) {
-      if (deadline.expired()) return false;
-      std::this_thread::sleep_for(interval);
-    }
-    return true;
+    return base::poll_until(deadline, kMaxPollInterval, [&] { return done(); });
   }
 };
 
@@ -228,7 +217,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     const c10::DeviceGuard device(own_device());
     if (split_) parent().release(*split_);
     finish_splits();
-    if (aborted_ || !queue_.empty() || std::uncaught_exceptions() > 0) fail(closed_error());
+    if (aborted_ || !queue_.empty() || std::uncaught_exceptions() > 0) fail(closed_error("nccl", -1));
     communicator_.close();
   }
 
@@ -412,7 +401,7 @@ bool NcclPending::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   if (!transport)
-    finish(closed_error());
+    finish(closed_error("nccl", -1));
   else
     transport->make_progress();
   return is_finished();
@@ -428,10 +417,10 @@ bool GpuCompletion::done() {
       finish(error);  // the abort may have ended the operation on the GPU, so query() could return true
     else if (event_.query())
       finish();
-    else if (const auto failed = transport ? transport->check_failure(op_) : closed_error())
+    else if (const auto failed = transport ? transport->check_failure(op_) : closed_error("nccl", -1))
       finish(failed);
   } catch (const std::exception& error) {
-    finish(transport ? transport->cuda_failure(op_, error.what()) : closed_error());
+    finish(transport ? transport->cuda_failure(op_, error.what()) : closed_error("nccl", -1));
   }
   return is_finished();
 }

@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/error.h"
 #include "lockstep/comm/interface/transport.h"
 #include "lockstep/comm/shm/control_block.h"
 #include "lockstep/comm/shm/gradient_table.h"
@@ -101,10 +100,7 @@ class ShmTransport final : public Transport {
     for (int peer = 0; peer < control_blocks_->size(); ++peer)
       peer_messages_.push_back(std::make_unique<PeerMessages>(*control_blocks_, peer));
   }
-  ~ShmTransport() override {
-    abort(std::make_exception_ptr(base::PeerLostError(base::Cause::kPeerUnreachable, "shm", control_blocks_->rank(),
-                                                      control_blocks_->rank(), "the transport was closed")));
-  }
+  ~ShmTransport() override { abort(closed_error("shm", control_blocks_->rank())); }
 
   std::string_view name() const override { return "shm"; }
   const Capabilities& capabilities() const override {

@@ -59,8 +59,7 @@ class TcpTransport final : public Transport {
   }
 
   ~TcpTransport() override {
-    abort(std::make_exception_ptr(
-        base::PeerLostError(base::Cause::kPeerUnreachable, "tcp", rank_, rank_, "the transport was closed")));
+    abort(closed_error("tcp", rank_));
     thread_.join();  // bounded: abort() ends it
   }
 
