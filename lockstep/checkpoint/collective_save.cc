@@ -98,12 +98,7 @@ class CheckpointPublisher {
   const std::string& path() const { return folder_.path(); }
 
   std::string publish(const Manifest& manifest) {
-    const std::string text = to_text(manifest);
-    {
-      files::AtomicFile file(folder_.path() + "/" + kManifestName);
-      file.write(text.data(), text.size());
-      file.commit();
-    }
+    files::write_file(folder_.path() + "/" + kManifestName, to_text(manifest));
     if (request_.lock) request_.lock->check();  // once more: the files may have taken minutes to write
     folder_.commit(to_text(name_));
     // The checkpoint is durable: later errors do not change that.
@@ -115,12 +110,7 @@ class CheckpointPublisher {
 
  private:
   void prune() const {
-    {
-      const std::string name = to_text(name_) + "\n";
-      files::AtomicFile latest(request_.folder + "/LATEST");
-      latest.write(name.data(), name.size());
-      latest.commit();
-    }
+    files::write_file(request_.folder + "/LATEST", to_text(name_) + "\n");
     // Damaged checkpoints are not counted. They are removed when they are older than the last checkpoint that is kept.
     int kept = 0;
     for (const CheckpointName& name : list_checkpoints(request_.folder)) {

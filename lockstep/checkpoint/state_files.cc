@@ -96,9 +96,7 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
       throw base::UsageError("cannot save part " + part + ": its values other than tensors take " +
                              std::to_string(text.size()) + " bytes; expected at most 16 MiB");
     const std::string name = part_file_name(part, rank, "json");
-    files::AtomicFile file(folder + "/" + name);
-    file.write(text.data(), text.size());
-    file.commit();
+    files::write_file(folder + "/" + name, text);
     files.push_back({.name = name, .num_bytes = text.size(), .hash = hash_of(text), .part = part, .rank = rank});
   }
   return files;

@@ -81,6 +81,12 @@ void AtomicFile::commit() {
   sync_directory(directory_, path_);
 }
 
+void write_file(const std::string& path, std::string_view bytes) {
+  AtomicFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
 AtomicDirectory::AtomicDirectory(const std::string& parent) : parent_(parent) {
   parent_directory_ = open_directory(parent, parent + "/*");
   remove_stale(parent);

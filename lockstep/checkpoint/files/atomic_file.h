@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "lockstep/base/fd.h"
 
@@ -40,6 +41,9 @@ class AtomicFile {
   base::Fd file_;
   std::uint64_t num_bytes_ = 0;
 };
+
+/// Replaces `path` by a file of these bytes, as an AtomicFile does. Throws as AtomicFile does.
+void write_file(const std::string& path, std::string_view bytes);
 
 /// A new directory inside `parent`, with the permissions that the umask leaves, with a temporary name that readers
 /// ignore; commit() gives it its final name. It is locked (flock) while it is written. If the process is killed, the
