@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <utility>
@@ -34,7 +35,20 @@ class EventLoop {
   /// Blocks until a descriptor is ready or a time has come, for at most a minute, and calls the handlers: those of
   /// descriptors in the order in which they were added, then those of times. Returns whether a descriptor was ready.
   /// Throws what the handlers throw.
-  bool run_once();
+  bool run_once() {
+    std::vector<pollfd> entries;
+    entries.reserve(watches_.size());
+    for (const Watch& watch : watches_) entries.push_back({watch.descriptor(), watch.events, 0});
+    base::Deadline next = base::Deadline::never();
+    for (const Timer& timer : timers_) next = earlier(next, timer.time());
+    const bool is_ready = ::poll(entries.data(), entries.size(), next.poll_ms()) > 0;
+    for (std::size_t i = 0; is_ready && i < entries.size(); ++i)
+      // An earlier handler may have closed the descriptor.
+      if (entries[i].revents != 0 && watches_[i].descriptor() == entries[i].fd) watches_[i].handler();
+    for (const Timer& timer : timers_)
+      if (timer.time().expired()) timer.handler();
+    return is_ready;
+  }
 
  private:
   struct Watch {
