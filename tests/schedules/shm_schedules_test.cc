@@ -78,6 +78,11 @@ class Barrier final : public SyncOp {
   const bool two_phases_;
 };
 
+PendingPtr start_barrier(SyncOpQueue& queue, Counts& counts, bool two_phases) {
+  const auto barrier = std::make_shared<Barrier>(queue.control_blocks(), queue.reserve_numbers(1), counts, two_phases);
+  return queue.add([barrier](Deadline deadline) { return barrier->advance(deadline); });
+}
+
 void explore_barriers(const Options& options, bool leave) {
   Counts counts;
   explore(options, [&](Rank& self) {
@@ -86,7 +91,7 @@ void explore_barriers(const Options& options, bool leave) {
     SyncOpQueue queue("shm", *blocks);
     Fiber::ready();
     for (int n = 1; n <= 4; ++n)
-      if (!finished(self, queue.start<Barrier>(counts, n % 2 == 0))) break;
+      if (!finished(self, start_barrier(queue, counts, n % 2 == 0))) break;
     if (leave) self.leave();
   });
 }
@@ -252,7 +257,7 @@ void explore_reduce_rounds(const Options& options, EarlyWork early) {
         check_all(static_cast<const float*>(result), kCounts[i], mean(self, i, round));
       }
       // Another rank has read a mean here.
-      if (gradients.table->has_remote_readers() && !finished(self, gradients.queue.start<Barrier>(counts, false)))
+      if (gradients.table->has_remote_readers() && !finished(self, start_barrier(gradients.queue, counts, false)))
         return;
     }
   });
@@ -310,7 +315,7 @@ void explore_consume_rounds(const Options& options, EarlyWork early) {
         for (const int times : consumed[i])
           Fiber::check(times == static_cast<int>(round) - (i == 1 && round == 3 ? 1 : 0),
                        "an element was consumed " + std::to_string(times) + " times by round " + std::to_string(round));
-      if (!finished(self, gradients.queue.start<Barrier>(counts, false))) return;
+      if (!finished(self, start_barrier(gradients.queue, counts, false))) return;
     }
   });
 }

@@ -122,13 +122,13 @@ constexpr std::size_t kMaxScanned = 8;
 template <typename Work>
 class RoundEnd final : public SyncOp {
  public:
-  RoundEnd(const ControlBlocks& control_blocks, std::uint32_t number, const Work& work)
-      : SyncOp(control_blocks, number), work_(work) {}
+  RoundEnd(SyncOpQueue& queue, const Work& work)
+      : SyncOp(queue.control_blocks(), queue.reserve_numbers(1)), work_(work) {}
 
  private:
   void compute() override { work_(); }
   bool is_complete_after_compute() const override { return false; }
-  Work work_;
+  const Work work_;
 };
 
 }  // namespace
@@ -306,16 +306,43 @@ void GradientTable::process_ready() {
 }
 
 PendingPtr GradientTable::finish() {
-  const auto work = [this] { reduce_rest(); };
-  return queue_.start<RoundEnd<decltype(work)>>(work);
+  const auto reduce_rest = [this] {
+    scan();
+    for (std::size_t i = 0; i < layouts_.size(); ++i)
+      if (presence_[i].dense)
+        claim_chunks(i, layouts_[i].num_chunks,
+                     [&](std::size_t first, std::size_t count) { reduce_chunk(i, first, count); });
+  };
+  const auto end = std::make_shared<RoundEnd<decltype(reduce_rest)>>(queue_, reduce_rest);
+  return queue_.add([end](base::Deadline deadline) { return end->advance(deadline); });
 }
 
 PendingPtr GradientTable::finish_consuming(ChunkSink* sink, int divisor, bool first_only) {
-  const auto work = [this, sink, divisor, first_only] {
+  // What no rank has consumed before the end of the round: the rest of the chunks, or all gradients, in batches.
+  const auto consume_rest = [this, sink, divisor, first_only] {
     scan();
-    if (sink && !has_sparse_gradient()) consume_rest(*sink, divisor, first_only);
+    if (!sink || has_sparse_gradient()) return;
+    const auto consume = [&](std::size_t index, std::size_t first, std::size_t count) {
+      if (presence_[index].dense && count > 0)
+        consume_chunk(*sink, {.gradient_index = index, .offset = first, .count = count, .divisor = divisor},
+                      first_only);
+    };
+    if (early_ == EarlyWork::kConsume) {
+      for (std::size_t i = 0; i < layouts_.size(); ++i)
+        if (presence_[i].dense)
+          claim_chunks(i, layouts_[i].num_chunks,
+                       [&](std::size_t first, std::size_t count) { consume(i, first, count); });
+      return;
+    }
+    std::uint32_t number = 0;
+    while (claim(layouts_.size(), static_cast<std::uint32_t>(batches_.size()), number)) {
+      const WorkBatch& batch = batches_[number];
+      for (std::size_t i = batch.first; i < batch.last; ++i)
+        consume(i, batch.begin, batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements);
+    }
   };
-  return queue_.start<RoundEnd<decltype(work)>>(work);
+  const auto end = std::make_shared<RoundEnd<decltype(consume_rest)>>(queue_, consume_rest);
+  return queue_.add([end](base::Deadline deadline) { return end->advance(deadline); });
 }
 
 /// Reads the entries of all members, after all of them have published, into states_ and presence_.
@@ -336,39 +363,9 @@ void GradientTable::scan() {
   }
 }
 
-void GradientTable::reduce_rest() {
-  scan();
-  for (std::size_t i = 0; i < layouts_.size(); ++i)
-    if (presence_[i].dense)
-      claim_chunks(i, layouts_[i].num_chunks,
-                   [&](std::size_t first, std::size_t count) { reduce_chunk(i, first, count); });
-}
-
 bool GradientTable::has_sparse_gradient() const {
   return std::any_of(presence_.begin(), presence_.end(),
                      [](const GradientPresence& presence) { return presence.sparse; });
-}
-
-/// Consumes what no rank has consumed before the end of the round: the rest of the chunks, or all gradients, in
-/// batches.
-void GradientTable::consume_rest(ChunkSink& sink, int divisor, bool first_only) {
-  const auto consume = [&](std::size_t index, std::size_t first, std::size_t count) {
-    if (presence_[index].dense && count > 0)
-      consume_chunk(sink, {.gradient_index = index, .offset = first, .count = count, .divisor = divisor}, first_only);
-  };
-  if (early_ == EarlyWork::kConsume) {
-    for (std::size_t i = 0; i < layouts_.size(); ++i)
-      if (presence_[i].dense)
-        claim_chunks(i, layouts_[i].num_chunks,
-                     [&](std::size_t first, std::size_t count) { consume(i, first, count); });
-    return;
-  }
-  std::uint32_t number = 0;
-  while (claim(layouts_.size(), static_cast<std::uint32_t>(batches_.size()), number)) {
-    const WorkBatch& batch = batches_[number];
-    for (std::size_t i = batch.first; i < batch.last; ++i)
-      consume(i, batch.begin, batch.end > 0 ? batch.end - batch.begin : layouts_[i].num_elements);
-  }
 }
 
 void GradientTable::consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only) {

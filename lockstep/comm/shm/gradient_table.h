@@ -138,7 +138,6 @@ class GradientTable {
   void make_batches();
   void scan();
   bool has_sparse_gradient() const;
-  void consume_rest(ChunkSink& sink, int divisor, bool first_only);
   void consume_chunk(ChunkSink& sink, GradientChunk chunk, bool first_only);
   bool has_published(int member, std::size_t index) const;
   const PublishedGradient& entry(int member, std::size_t index) const {
@@ -152,7 +151,6 @@ class GradientTable {
   void process_early(std::size_t index, std::uint32_t max_chunks);
   void reduce_chunk(std::size_t index, std::size_t first, std::size_t count);
   void process_ready();
-  void reduce_rest();
 
   std::vector<GradientLayout> layouts_;
   std::vector<WorkBatch> batches_;

@@ -95,24 +95,15 @@ void ProgressEngine::abort(const std::exception_ptr& cause) noexcept {
   finish_aborted();
 }
 
-/// Advances `op`. Returns true when it has ended, with `error` if that is not null.
-bool ProgressEngine::run(QueuedOp& op, Deadline deadline, std::exception_ptr& error) const {
+/// Returns the error of an operation whose AdvanceFn has thrown the exception that is being handled.
+std::exception_ptr ProgressEngine::handled_error() const {
   try {
-    return op.advance_fn_(deadline);
+    throw;
   } catch (const arena::ArenaFull& full) {
-    error = std::make_exception_ptr(base::CommError(full.cause(), name_, -1, -1, full.what(), full.hint()));
+    return std::make_exception_ptr(base::CommError(full.cause(), name_, -1, -1, full.what(), full.hint()));
   } catch (...) {
-    error = std::current_exception();
+    return std::current_exception();
   }
-  return true;
-}
-
-/// Advances the first operation on this thread. Returns true when it has ended. The caller holds mutex_.
-bool ProgressEngine::advance_front(Deadline deadline) {
-  std::exception_ptr error;
-  if (!run(*items_.front(), deadline, error)) return false;
-  finish_front(error);
-  return true;
 }
 
 /// Advances the operations up to `target`, in order, until `deadline`. Does nothing while background operations are
@@ -122,7 +113,14 @@ void ProgressEngine::advance_until_done(const QueuedOp& target, Deadline deadlin
     return !target.is_finished() && num_background_.load(std::memory_order_relaxed) == 0 &&
            !aborted_.load(std::memory_order_acquire);
   };
-  while (may_advance() && advance_front(deadline)) {
+  while (may_advance()) {
+    std::exception_ptr error;
+    try {
+      if (!items_.front()->advance_fn_(deadline)) break;
+    } catch (...) {
+      error = handled_error();
+    }
+    finish_front(error);
   }
   if (aborted_.load(std::memory_order_acquire)) finish_aborted();
 }
@@ -155,7 +153,12 @@ void ProgressEngine::run_in_background() {
     bool ended = false;
     if (!aborted_.load(std::memory_order_acquire)) {
       lock.unlock();
-      ended = run(*item, Deadline::in(kAbortCheckInterval), error);
+      try {
+        ended = item->advance_fn_(Deadline::in(kAbortCheckInterval));
+      } catch (...) {
+        error = handled_error();
+        ended = true;
+      }
       lock.lock();
     }
     if (aborted_.load(std::memory_order_acquire))

@@ -71,8 +71,7 @@ class ProgressEngine {
 
  private:
   class QueuedOp;
-  bool run(QueuedOp& op, base::Deadline deadline, std::exception_ptr& error) const;
-  bool advance_front(base::Deadline deadline);
+  std::exception_ptr handled_error() const;
   void advance_until_done(const QueuedOp& target, base::Deadline deadline);
   void finish_front(const std::exception_ptr& error);
   void finish_aborted();

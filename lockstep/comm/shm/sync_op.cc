@@ -4,13 +4,15 @@ namespace lockstep::comm::shm {
 
 using base::Deadline;
 
-/// `wait(member, counter)` returns true if `counter` has reached the number of this operation.
-template <typename Wait>
-bool SyncOp::advance_phases(const Wait& wait) {
+bool SyncOp::advance(std::optional<Deadline> deadline) {
   const auto wait_for_all = [&](const auto& counter_of) {
-    for (; next_member_ < control_blocks_.size(); ++next_member_)
-      if (next_member_ != control_blocks_.rank() && !wait(next_member_, counter_of(control_blocks_.of(next_member_))))
+    for (; next_member_ < control_blocks_.size(); ++next_member_) {
+      if (next_member_ == control_blocks_.rank()) continue;
+      const SharedCounter& counter = counter_of(control_blocks_.of(next_member_));
+      if (!(deadline ? control_blocks_.wait(next_member_, counter, number_, *deadline)
+                     : control_blocks_.wait_spinning(counter, number_)))
         return false;
+    }
     return true;
   };
   if (phase_ == Phase::kPublish) {
@@ -34,17 +36,6 @@ bool SyncOp::advance_phases(const Wait& wait) {
     phase_ = Phase::kFinished;
   }
   return true;
-}
-
-bool SyncOp::advance(Deadline deadline) {
-  return advance_phases([&](int member, const SharedCounter& counter) {
-    return control_blocks_.wait(member, counter, number_, deadline);
-  });
-}
-
-bool SyncOp::advance_spinning() {
-  return advance_phases(
-      [&](int, const SharedCounter& counter) { return control_blocks_.wait_spinning(counter, number_); });
 }
 
 }  // namespace lockstep::comm::shm

@@ -63,6 +63,10 @@ struct Fixture {
     ASSERT_TRUE(pending->wait_until(Deadline::in(60s)));
     ASSERT_FALSE(pending->error());
   }
+  void synchronize() const {
+    const auto op = std::make_shared<NoOp>(*blocks, queue->reserve_numbers(1));
+    finish(queue->add([op](Deadline deadline) { return op->advance(deadline); }));
+  }
   /// Fills and publishes the gradients in an order that depends on the rank. Leaves out some in some rounds.
   void publish(std::uint32_t round) {
     for (std::size_t k = 0; k < gradients.size(); ++k) {
@@ -109,7 +113,7 @@ TEST_P(GradientTableThreads, ReducesInPlace) {
         expect_all(static_cast<const float*>(result), kCounts[i], ranks.mean(i, round));
       }
       // A rank without a gradient has read the mean of another rank, which may now write there.
-      if (ranks.table->has_remote_readers()) ranks.finish(ranks.queue->start<NoOp>());
+      if (ranks.table->has_remote_readers()) ranks.synchronize();
     }
   });
 }
@@ -123,7 +127,7 @@ void consume_rounds(RankThread& self, EarlyWork early, std::vector<std::vector<a
   SummingSink sink(means);
   for (std::uint32_t round = 1; round <= kRounds; ++round) {
     for (const at::Tensor& mean : means) fill(mean, 0);
-    ranks.finish(ranks.queue->start<NoOp>());
+    ranks.synchronize();
     ranks.table->begin_round(early);
     if (early == EarlyWork::kConsume) ranks.table->consume_early(sink, self.size);
     ranks.publish(round);
@@ -135,7 +139,7 @@ void consume_rounds(RankThread& self, EarlyWork early, std::vector<std::vector<a
           for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += one[i].const_data_ptr<float>()[k];
         expect_all(sum.data(), kCounts[i], ranks.any_publishes(i, round) ? ranks.mean(i, round) : 0);
       }
-    ranks.finish(ranks.queue->start<NoOp>());
+    ranks.synchronize();
   }
 }
 

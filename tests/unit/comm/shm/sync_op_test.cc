@@ -55,7 +55,7 @@ TEST_P(SyncOpThreads, EveryPhaseReadsWhatThePhaseBeforeWrote) {
     for (std::uint32_t n = 1; n <= kRounds; ++n) {
       const bool two_phases = n % 3 != 0;
       Exchange exchange(*blocks, n, two_phases);
-      if (n % 2 == 0) exchange.advance_spinning();
+      if (n % 2 == 0) exchange.advance(std::nullopt);
       ASSERT_TRUE(exchange.advance(Deadline::in(60s)));
       ASSERT_EQ(exchange.sum, n * ranks + 1000 * (ranks * (ranks - 1) / 2));
       if (two_phases) {
@@ -71,7 +71,8 @@ TEST_P(SyncOpThreads, QueuedOperationsRunInOrder) {
     SyncOpQueue queue("test", *blocks);
     std::vector<PendingPtr> pending;
     for (std::uint32_t n = 1; n <= kRounds; ++n) {
-      pending.push_back(queue.start<Exchange>(true));
+      const auto exchange = std::make_shared<Exchange>(*blocks, queue.reserve_numbers(1), true);
+      pending.push_back(queue.add([exchange](Deadline deadline) { return exchange->advance(deadline); }));
       if (n % 4 == static_cast<std::uint32_t>(self.rank) % 4 || n == kRounds)
         for (const PendingPtr& one : std::exchange(pending, {})) {
           ASSERT_TRUE(one->wait_until(Deadline::in(60s)));
