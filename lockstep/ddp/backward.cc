@@ -214,8 +214,10 @@ std::exception_ptr Backward::error() const {
 }
 
 void Backward::record_error() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!error_) error_ = std::current_exception();
+  Backward* const now = current();
+  if (!now) return;
+  const std::lock_guard lock(now->mutex_);
+  if (!now->error_) now->error_ = std::current_exception();
 }
 
 void Backward::join(BackwardParticipant& participant) {

@@ -42,8 +42,8 @@ class Backward {
   std::thread::id thread() const { return thread_; }
   /// True once it has called backward() again, inside.
   bool is_nested() const { return is_nested_.load(std::memory_order_relaxed); }
-  /// A hook is about to throw the exception that is being handled. May be called from any thread.
-  void record_error() noexcept;
+  /// In a hook that is about to throw the exception that is being handled. Does nothing outside backward().
+  static void record_error() noexcept;
   /// From now on `participant` is told how this backward() ends. May be called from any thread, once.
   void join(BackwardParticipant& participant);
 

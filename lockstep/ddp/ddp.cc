@@ -1,4 +1,4 @@
-// DistributedDataParallel: hooks on gradients, the reduction of each backward(), and shadow reductions for join().
+// DistributedDataParallel: the reduction of each backward(), and shadow reductions for join().
 #include "lockstep/ddp/ddp.h"
 
 #include <ATen/ops/view_as_complex.h>
@@ -14,7 +14,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/process_owned.h"
-#include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/reducers/in_place_gradient_reducer.h"
 #include "lockstep/ddp/ddp_impl.h"
@@ -178,71 +177,6 @@ void DistributedDataParallel::Impl::detach_module() {
         "the DistributedDataParallel of " + parameters_.front().name +
         ".. ends, and its ranks have never exchanged gradients: they have not trained together. Keep it alive while "
         "the model trains, and make a new one for a new module");
-}
-
-void DistributedDataParallel::Impl::on_gradient_arrives() {
-  const std::lock_guard lock(gradient_mutex_);
-  Backward* const now = Backward::current();
-  if (!now)
-    throw UsageError(
-        "DistributedDataParallel: a gradient of its module was computed by another engine than torch's default engine",
-        "call backward() instead");
-  if (backward_ == now) return;
-  if (backward_)
-    throw UsageError("DistributedDataParallel: two threads run backward() of one module at the same time",
-                     "use one module and one DistributedDataParallel, on a group of its own, for each thread");
-  backward_ = now;
-  now->join(*this);
-  begin_backward();
-}
-
-void DistributedDataParallel::Impl::begin_backward() {
-  check_not_shared();
-  pass_ = {};
-  if (reduction_ == Reduction::kOpen) reduction_ = Reduction::kUnfinished;
-  bool any_gradient = false;
-  bool any_accumulated_locally = false;
-  for (const HookedParameter& parameter : parameters_) {
-    any_gradient |= parameter.tensor.grad().defined();
-    any_accumulated_locally |= parameter.accumulated_locally;
-  }
-  // If no_sync() left the existing gradients, accumulating_ keeps the value from before the first of them.
-  if (!any_gradient)
-    accumulating_ = false;
-  else if (!any_accumulated_locally)
-    accumulating_ = true;
-  if (!any_gradient)
-    for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
-  pass_.has_leftover_gradients = any_gradient;
-  pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
-}
-
-void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
-  const std::lock_guard lock(gradient_mutex_);
-  const comm::channel::DeadlockDetector::ActingForThread caller(backward_->thread());
-  // After a nested backward() a parameter may receive its gradient in several calls, so gradients are submitted at the
-  // end only.
-  if (backward_->is_nested()) pass_.is_deferred = reentrant_ = true;
-  HookedParameter& parameter = parameters_[index];
-  if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
-  pass_.has_reached_parameter = true;
-  if (optimizer_.updater) check_backward_update();
-  if (no_sync_depth_ > 0 || (keeps_local_gradients() && !optimizer_.updater)) {
-    parameter.accumulated_locally = true;
-    optimizer_.has_averaged_gradients = false;
-    return;
-  }
-  const at::NoGradGuard no_grad;
-  if (reduction_ != Reduction::kOpen)
-    optimizer_.updater ? begin_update() : begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
-  if (reducer_->is_ready(index))
-    throw UsageError(
-        "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
-        "set DdpOptions.overlap to false, because the model runs backward() inside backward()");
-  if (!pass_.is_deferred)
-    submit_gradient(index, true);
-  else if (std::find(pass_.deferred.begin(), pass_.deferred.end(), index) == pass_.deferred.end())
-    pass_.deferred.push_back(index);
 }
 
 void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fresh) {

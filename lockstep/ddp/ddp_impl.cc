@@ -1,4 +1,5 @@
-// The hooks of DistributedDataParallel on the autograd nodes that accumulate the gradients of parameters.
+// The hooks of DistributedDataParallel on the autograd nodes that accumulate the gradients of parameters, and what a
+// model does when they run.
 #include "lockstep/ddp/ddp_impl.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -7,25 +8,12 @@
 #include <algorithm>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/comm/group_access.h"
 
 namespace lockstep::ddp {
-namespace {
 
 using base::UsageError;
-
-/// Runs a hook of autograd. Its exception ends the backward().
-template <typename Hook>
-void run_hook(const Hook& hook) {
-  const HookScope scope;
-  try {
-    hook();
-  } catch (...) {
-    if (Backward* const now = Backward::current()) now->record_error();
-    throw;
-  }
-}
-
-}  // namespace
 
 // detach_module() removes the hooks before `impl` is destroyed.
 
@@ -33,7 +21,13 @@ class DistributedDataParallel::Impl::BeforeAccumulateHook final : public torch::
  public:
   explicit BeforeAccumulateHook(Impl& impl) : impl_(impl) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    run_hook([&] { impl_.on_gradient_arrives(); });
+    const HookScope scope;
+    try {
+      impl_.on_gradient_arrives();
+    } catch (...) {
+      Backward::record_error();
+      throw;
+    }
     return gradients;
   }
 
@@ -46,7 +40,13 @@ class DistributedDataParallel::Impl::AfterAccumulateHook final : public torch::a
   AfterAccumulateHook(Impl& impl, std::size_t index) : impl_(impl), index_(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
-    run_hook([&] { impl_.on_gradient_accumulated(index_); });
+    const HookScope scope;
+    try {
+      impl_.on_gradient_accumulated(index_);
+    } catch (...) {
+      Backward::record_error();
+      throw;
+    }
     return outputs;
   }
 
@@ -91,6 +91,71 @@ void DistributedDataParallel::Impl::check_before_backward() {
     remove_hooks(parameter);
     register_hooks(i);
   }
+}
+
+void DistributedDataParallel::Impl::on_gradient_arrives() {
+  const std::lock_guard lock(gradient_mutex_);
+  Backward* const now = Backward::current();
+  if (!now)
+    throw UsageError(
+        "DistributedDataParallel: a gradient of its module was computed by another engine than torch's default engine",
+        "call backward() instead");
+  if (backward_ == now) return;
+  if (backward_)
+    throw UsageError("DistributedDataParallel: two threads run backward() of one module at the same time",
+                     "use one module and one DistributedDataParallel, on a group of its own, for each thread");
+  backward_ = now;
+  now->join(*this);
+  begin_backward();
+}
+
+void DistributedDataParallel::Impl::begin_backward() {
+  check_not_shared();
+  pass_ = {};
+  if (reduction_ == Reduction::kOpen) reduction_ = Reduction::kUnfinished;
+  bool any_gradient = false;
+  bool any_accumulated_locally = false;
+  for (const HookedParameter& parameter : parameters_) {
+    any_gradient |= parameter.tensor.grad().defined();
+    any_accumulated_locally |= parameter.accumulated_locally;
+  }
+  // If no_sync() left the existing gradients, accumulating_ keeps the value from before the first of them.
+  if (!any_gradient)
+    accumulating_ = false;
+  else if (!any_accumulated_locally)
+    accumulating_ = true;
+  if (!any_gradient)
+    for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
+  pass_.has_leftover_gradients = any_gradient;
+  pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
+}
+
+void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
+  const std::lock_guard lock(gradient_mutex_);
+  const comm::channel::DeadlockDetector::ActingForThread caller(backward_->thread());
+  // After a nested backward() a parameter may receive its gradient in several calls, so gradients are submitted at the
+  // end only.
+  if (backward_->is_nested()) pass_.is_deferred = reentrant_ = true;
+  HookedParameter& parameter = parameters_[index];
+  if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
+  pass_.has_reached_parameter = true;
+  if (optimizer_.updater) check_backward_update();
+  if (no_sync_depth_ > 0 || (keeps_local_gradients() && !optimizer_.updater)) {
+    parameter.accumulated_locally = true;
+    optimizer_.has_averaged_gradients = false;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (reduction_ != Reduction::kOpen)
+    optimizer_.updater ? begin_update() : begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
+  if (reducer_->is_ready(index))
+    throw UsageError(
+        "backward(): the gradient of " + parameter.name + " was accumulated twice, after its reduction had begun",
+        "set DdpOptions.overlap to false, because the model runs backward() inside backward()");
+  if (!pass_.is_deferred)
+    submit_gradient(index, true);
+  else if (std::find(pass_.deferred.begin(), pass_.deferred.end(), index) == pass_.deferred.end())
+    pass_.deferred.push_back(index);
 }
 
 /// Two reducers would average the same gradient, each with what the other has left of it.

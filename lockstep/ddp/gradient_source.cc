@@ -174,11 +174,11 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
   begin_reduction(step, nullptr);
   reduction_ = Reduction::kUnfinished;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].tensor.grad().defined()) continue;
-    const at::Tensor before = parameters_[i].tensor.grad();
-    submit_gradient(i, true);
-    if (!before.is_same(parameters_[i].tensor.grad()))
-      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // submit_gradient() has moved it to other memory
+    const at::Tensor& gradient = parameters_[i].tensor.grad();
+    const at::Tensor place = gradient.defined() ? reducer_->ready(i, gradient, true) : at::Tensor();
+    if (!place.defined()) continue;
+    consume(i, place);
+    gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // consume() has moved it to other memory
   }
   complete_reduction(in_place_reducer_->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
   if (step.use == comm::GradientUse::kUpdate) {
