@@ -151,9 +151,7 @@ void FusedUpdate::initialize_state(std::size_t index) {
 }
 
 void FusedUpdate::measure_norms(std::uint64_t options_hash) {
-  has_sums_.assign(storage_.parameters().size(), false);
-  measuring_norms_ = true;
-  run_pass(comm::GradientUse::kNorm, options_hash);
+  run_norm_pass(true, options_hash);
   if (shards_) shards_->all_reduce_sums(storage_.all_partial_sums());
   for (std::size_t index = 0; index < has_sums_.size(); ++index) {
     kernels::SquaredNorms all{};
@@ -264,9 +262,7 @@ void FusedUpdate::clip_grad_value(double max) {
 
 /// The sum of squares of all gradients, computed in one pass.
 double FusedUpdate::sum_squared_gradients() {
-  has_sums_.assign(storage_.parameters().size(), false);
-  measuring_norms_ = false;
-  run_pass(comm::GradientUse::kNorm, 0);
+  run_norm_pass(false, 0);
   double sum = 0;
   for (std::size_t index = 0; index < has_sums_.size(); ++index)
     for (std::size_t i = 0; has_sums_[index] && i < storage_.num_partial_sums(index); ++i)
@@ -274,23 +270,27 @@ double FusedUpdate::sum_squared_gradients() {
   return sum;
 }
 
-void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options_hash) {
-  gradient_use_ = use;
+/// Runs a pass that changes nothing and sums squares: of gradients, or what rule_.measure_norms() returns.
+void FusedUpdate::run_norm_pass(bool measures_norms, std::uint64_t options_hash) {
+  has_sums_.assign(storage_.parameters().size(), false);
+  measuring_norms_ = measures_norms;
+  gradient_use_ = comm::GradientUse::kNorm;
   const auto reset = c10::make_scope_exit([this] {
     gradient_use_ = comm::GradientUse::kUpdate;  // for other ranks' updates after join()
   });
   const at::NoGradGuard no_grad;
+  attachment_.can_run_pass ? source_->run_pass(gradient_use_, options_hash, *this) : run_local_pass();
+}
+
+void FusedUpdate::update_all(std::uint64_t options_hash) {
+  const at::NoGradGuard no_grad;
+  if (rule_.needs_norms() && !foreach_pass_) measure_norms(options_hash);
   if (attachment_.can_run_pass)
-    source_->run_pass(use, options_hash, *this);
+    source_->run_pass(comm::GradientUse::kUpdate, options_hash, *this);
   else if (foreach_pass_)
     for (const std::size_t index : foreach_pass_->update(found_inf_)) rule_.on_updated(index, storage_.states(index));
   else
     run_local_pass();
-}
-
-void FusedUpdate::update_all(std::uint64_t options_hash) {
-  if (rule_.needs_norms() && !foreach_pass_) measure_norms(options_hash);
-  run_pass(comm::GradientUse::kUpdate, options_hash);
   if (shards_) shards_->all_gather_parameters(options_hash, storage_);
   source_->on_parameters_updated();
 }
@@ -310,34 +310,30 @@ void FusedUpdate::run_local_pass() {
   }
 }
 
-FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range)
-    : gradients(chunk.gradients, chunk.gradients + chunk.num_gradients) {
+FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, std::size_t first,
+                                  std::size_t end) {
   const ParameterStorage& storage = update.storage_;
   const at::Tensor& tensor = storage.parameters()[chunk.gradient_index].tensor;
-  for (const void*& gradient : gradients)
-    gradient = static_cast<const char*>(gradient) + (range.first - chunk.offset) * tensor.element_size();
-  const ElementRange shard = storage.shard_of(chunk.gradient_index);
-  if (range.first >= shard.first && range.first + range.count <= shard.first + shard.count)
-    for (const at::Tensor& state : storage.states(chunk.gradient_index))
-      states.push_back(static_cast<char*>(state.mutable_data_ptr()) +
-                       (range.first - shard.first) * state.element_size());
   const bool raw_gradients = update.gradient_use_ == comm::GradientUse::kNorm && !update.measuring_norms_;
+  if (!raw_gradients) {
+    const ElementRange shard = storage.shard_of(chunk.gradient_index);
+    first = std::max(first, shard.first);
+    end = std::min(end, shard.first + shard.count);
+    if (first >= end) return;
+    for (const at::Tensor& state : storage.states(chunk.gradient_index))
+      states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - shard.first) * state.element_size());
+  }
+  for (std::size_t i = 0; i < chunk.num_gradients; ++i)
+    gradients.push_back(static_cast<const char*>(chunk.gradients[i]) + (first - chunk.offset) * tensor.element_size());
   kernel = {.dtype = tensor.scalar_type(),
             .gradients = gradients.data(),
             .num_gradients = gradients.size(),
             .divisor = static_cast<double>(chunk.divisor),
             .scale = raw_gradients ? 1 : update.gradient_scale(),
             .max = raw_gradients ? std::numeric_limits<double>::infinity() : update.clip_.max,
-            .parameter = storage.memory_of(chunk.gradient_index) + range.first * tensor.element_size(),
+            .parameter = storage.memory_of(chunk.gradient_index) + first * tensor.element_size(),
             .states = states.data(),
-            .count = range.count};
-}
-
-ElementRange FusedUpdate::owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const {
-  const ElementRange shard = storage_.shard_of(chunk.gradient_index);
-  first = std::max(first, shard.first);
-  end = std::min(end, shard.first + shard.count);
-  return {first, first < end ? end - first : 0};
+            .count = end - first};
 }
 
 void FusedUpdate::measure(const comm::GradientChunk& chunk) {
@@ -345,14 +341,13 @@ void FusedUpdate::measure(const comm::GradientChunk& chunk) {
   for (std::size_t first = chunk.offset; first < stop; first += ParameterStorage::kElementsPerSum) {
     const std::size_t place = first / ParameterStorage::kElementsPerSum;
     const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop);
+    const RangeArgs range(*this, chunk, first, end);
     if (!measuring_norms_) {
-      storage_.partial_sums(chunk.gradient_index)[place] =
-          kernels::kernels().sum_of_squares(RangeArgs(*this, chunk, {first, end - first}).kernel);
+      storage_.partial_sums(chunk.gradient_index)[place] = kernels::kernels().sum_of_squares(range.kernel);
       continue;
     }
-    const ElementRange range = owned_range(chunk, first, end);
     kernels::SquaredNorms squares{};
-    if (range.count > 0) squares = rule_.measure_norms(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
+    if (range.kernel.count > 0) squares = rule_.measure_norms(chunk.gradient_index, range.kernel);
     storage_.partial_sums(chunk.gradient_index, 0)[place] = squares.parameter;
     storage_.partial_sums(chunk.gradient_index, 1)[place] = squares.step;
   }

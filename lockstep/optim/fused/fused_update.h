@@ -52,19 +52,18 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   /// `rule` must outlive this object. A collective of all ranks.
   FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
 
-  /// The kernel's arguments for a range of elements of a chunk, and the arrays that these point to. The states are
-  /// those of the range if all of it is in this owner's shard; otherwise there are none.
+  /// The kernel's arguments for the elements [first, end) of a chunk that are in this owner's shard, and the arrays
+  /// that these point to; no elements if there are none. In a pass that sums the squares of gradients, for all of
+  /// [first, end), and without states.
   struct RangeArgs {
-    RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, ElementRange range);
+    RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, std::size_t first, std::size_t end);
     RangeArgs(const RangeArgs&) = delete;
     RangeArgs& operator=(const RangeArgs&) = delete;
 
     c10::SmallVector<const void*, 16> gradients;
     c10::SmallVector<void*, 4> states;
-    kernels::KernelArgs kernel;
+    kernels::KernelArgs kernel{};
   };
-  /// The elements [first, end) of a chunk that are in this owner's shard.
-  ElementRange owned_range(const comm::GradientChunk& chunk, std::size_t first, std::size_t end) const;
   /// Whether the running pass computes norms, by measure(), and updates nothing.
   bool is_measuring() const { return gradient_use_ == comm::GradientUse::kNorm; }
   void measure(const comm::GradientChunk& chunk);
@@ -90,7 +89,7 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   void require_clippable(const std::string& call) const;
   void measure_norms(std::uint64_t options_hash);
   void initialize_state(std::size_t index);
-  void run_pass(comm::GradientUse use, std::uint64_t options_hash);
+  void run_norm_pass(bool measures_norms, std::uint64_t options_hash);
   void update_all(std::uint64_t options_hash);
   void run_local_pass();
 
@@ -133,8 +132,8 @@ class FusedUpdateOf final : public FusedUpdate {
  private:
   void consume(const comm::GradientChunk& chunk) override {
     if (is_measuring()) return measure(chunk);
-    const ElementRange range = owned_range(chunk, chunk.offset, chunk.offset + chunk.count);
-    if (range.count > 0) rule_.update(chunk.gradient_index, RangeArgs(*this, chunk, range).kernel);
+    const RangeArgs range(*this, chunk, chunk.offset, chunk.offset + chunk.count);
+    if (range.kernel.count > 0) rule_.kernel()(range.kernel, rule_.scalars(chunk.gradient_index));
   }
 
   const Rule& rule_;

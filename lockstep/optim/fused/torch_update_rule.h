@@ -66,9 +66,9 @@ class TorchUpdateRule : public UpdateRule {
  public:
   using Kernel = void (*)(const kernels::KernelArgs&, const Scalars&);
 
-  TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, Kernel kernel,
+  TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, Kernel update_kernel,
                   std::vector<std::string> state_names)
-      : optimizer_(optimizer), kernel_(kernel), state_names_(std::move(state_names)) {
+      : optimizer_(optimizer), kernel_(update_kernel), state_names_(std::move(state_names)) {
     for (const auto& parameter : source.parameters()) {
       index_by_parameter_[parameter.tensor.unsafeGetTensorImpl()] = keys_.size();
       keys_.push_back(parameter.tensor.unsafeGetTensorImpl());
@@ -104,7 +104,8 @@ class TorchUpdateRule : public UpdateRule {
     return fingerprint(numbers_);
   }
 
-  void update(std::size_t index, const kernels::KernelArgs& args) const { kernel_(args, scalars_[index]); }
+  Kernel kernel() const { return kernel_; }
+  const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
   void update(std::size_t index, const kernels::ForeachArgs& args) const override {
     optim::kernels::update(args, scalars_[index]);
   }
@@ -148,7 +149,6 @@ class TorchUpdateRule : public UpdateRule {
 
  protected:
   Scalars& scalars(std::size_t index) { return scalars_[index]; }
-  const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
 
  private:
   static constexpr bool kCountsSteps = requires(State& state) { state.step(); };

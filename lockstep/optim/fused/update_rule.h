@@ -31,10 +31,11 @@ inline std::uint64_t fingerprint(std::initializer_list<double> numbers) {
 
 /// An optimizer's options, state and arithmetic. `index` is a parameter's position in GradientSource::parameters().
 ///
-/// A rule has one function more, which is not virtual, because a pass calls it for each chunk (FusedUpdateOf). It
-/// updates a range of elements; `args.states` are in the order of state_names(). It may be called on any thread of the
-/// running pass:
-///     void update(std::size_t index, const kernels::KernelArgs& args) const;
+/// A rule has two functions more, which are not virtual, because a pass calls them for each chunk (FusedUpdateOf), on
+/// any of its threads: the kernel that updates a range of elements, with the states in the order of state_names(), and
+/// its arguments for a parameter, valid after prepare():
+///     void (*kernel() const)(const kernels::KernelArgs& args, const Scalars& scalars);
+///     const Scalars& scalars(std::size_t index) const;
 class UpdateRule {
  public:
   virtual ~UpdateRule() = default;
