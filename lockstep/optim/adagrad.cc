@@ -41,6 +41,8 @@ class AdagradUpdateRule final : public TorchUpdateRule<AdagradUpdateRule, torch:
 
 }  // namespace
 
+template class FusedOptimizerOf<torch::optim::Adagrad, AdagradOptions>;
+
 Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options,
                  const std::vector<Group>& groups, const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_adagrad_options),

@@ -43,4 +43,6 @@ class Adagrad final : public FusedOptimizerOf<torch::optim::Adagrad, AdagradOpti
                    const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 };
 
+extern template class FusedOptimizerOf<torch::optim::Adagrad, AdagradOptions>;
+
 }  // namespace lockstep::optim

@@ -61,6 +61,9 @@ using AdamWUpdateRule = AdamFamilyUpdateRule<torch::optim::AdamWOptions, torch::
 
 }  // namespace
 
+template class FusedOptimizerOf<torch::optim::Adam, AdamOptions>;
+template class FusedOptimizerOf<torch::optim::AdamW, AdamWOptions>;
+
 Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_adam_options<false>),

@@ -56,4 +56,7 @@ class AdamW final : public FusedOptimizerOf<torch::optim::AdamW, AdamWOptions> {
                  const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 };
 
+extern template class FusedOptimizerOf<torch::optim::Adam, AdamOptions>;
+extern template class FusedOptimizerOf<torch::optim::AdamW, AdamWOptions>;
+
 }  // namespace lockstep::optim

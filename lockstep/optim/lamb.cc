@@ -54,6 +54,8 @@ class LambUpdateRule final : public TorchUpdateRule<LambUpdateRule, LambGroupOpt
 
 }  // namespace
 
+template class FusedOptimizerOf<CustomOptimizer<LAMBOptions, torch::optim::AdamParamState>, LAMBOptions>;
+
 LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lamb_options), checked_lamb_options(options)) {

@@ -46,4 +46,6 @@ class LAMB final : public FusedOptimizerOf<CustomOptimizer<LAMBOptions, torch::o
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 };
 
+extern template class FusedOptimizerOf<CustomOptimizer<LAMBOptions, torch::optim::AdamParamState>, LAMBOptions>;
+
 }  // namespace lockstep::optim

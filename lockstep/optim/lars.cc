@@ -60,6 +60,8 @@ class LarsUpdateRule final : public TorchUpdateRule<LarsUpdateRule, LarsGroupOpt
 
 }  // namespace
 
+template class FusedOptimizerOf<CustomOptimizer<LARSOptions, torch::optim::SGDParamState>, LARSOptions>;
+
 LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lars_options), checked_lars_options(options)) {

@@ -47,4 +47,6 @@ class LARS final : public FusedOptimizerOf<CustomOptimizer<LARSOptions, torch::o
                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 };
 
+extern template class FusedOptimizerOf<CustomOptimizer<LARSOptions, torch::optim::SGDParamState>, LARSOptions>;
+
 }  // namespace lockstep::optim

@@ -54,6 +54,8 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 
 }  // namespace
 
+template class FusedOptimizerOf<torch::optim::SGD, SGDOptions>;
+
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_sgd_options), checked_sgd_options(options)) {

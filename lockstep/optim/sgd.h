@@ -43,4 +43,6 @@ class SGD final : public FusedOptimizerOf<torch::optim::SGD, SGDOptions> {
                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 };
 
+extern template class FusedOptimizerOf<torch::optim::SGD, SGDOptions>;
+
 }  // namespace lockstep::optim

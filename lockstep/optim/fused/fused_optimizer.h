@@ -124,13 +124,8 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   template <typename Rule>
   void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
                   const FusedOptions& options);
-  /// Calls `closure`, if there is one, with gradients enabled, and makes the update. Returns what the closure returned.
-  at::Tensor step_fused(const std::function<at::Tensor()>& closure);
-  /// Copies the state that torch has read from an archive into the memory of the update. Throws UsageError for state of
-  /// another shape.
-  void import_loaded_state();
-  /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
-  void sync_step_counts() const;
+
+  std::shared_ptr<FusedUpdate> update_;  // not destroyed by a child made by fork()
 
  private:
   // For clip_grad_norm() and clip_grad_value() of optim/clip_grad.h.
@@ -144,12 +139,12 @@ class FusedOptimizer : public amp::UnscalingOptimizer, public checkpoint::Statef
   void skip_step() override;
 
   std::unique_ptr<UpdateRule> rule_;
-  std::shared_ptr<FusedUpdate> update_;  // not destroyed by a child made by fork()
 };
 
 /// A fused optimizer with the interface of `TorchOptimizer`. It optimizes all parameters of the DistributedDataParallel
 /// that its constructor gets; those that none of its `groups` lists use its `options`. The constructor throws
-/// UsageError for invalid options, groups or parameters, and CommError.
+/// UsageError for invalid options, groups or parameters, and CommError. The functions that are not defined here are in
+/// fused_update.h: each optimizer declares its instantiation `extern` and makes it in its source.
 template <typename TorchOptimizer, typename Options>
 class FusedOptimizerOf : public TorchOptimizer, public FusedOptimizer {
  public:
@@ -161,17 +156,11 @@ class FusedOptimizerOf : public TorchOptimizer, public FusedOptimizer {
 
   /// A collective: blocks until all ranks have called it. Throws UsageError, and CommError or an error derived from it,
   /// after which the contents of parameters are unspecified.
-  at::Tensor step(std::function<at::Tensor()> closure = nullptr) override { return step_fused(closure); }
-  void save(torch::serialize::OutputArchive& archive) const override {
-    sync_step_counts();
-    TorchOptimizer::save(archive);
-  }
+  at::Tensor step(std::function<at::Tensor()> closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   /// All ranks must load the same archive, or call broadcast_optimizer_state() afterwards. With
   /// FusedOptions.shard_state use load_state_dict() instead.
-  void load(torch::serialize::InputArchive& archive) override {
-    TorchOptimizer::load(archive);
-    import_loaded_state();
-  }
+  void load(torch::serialize::InputArchive& archive) override;
 
  protected:
   template <typename TorchOptions>

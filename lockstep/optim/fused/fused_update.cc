@@ -54,10 +54,7 @@ amp::UnscaleResult FusedOptimizer::unscale(const at::Tensor& inverse_scale) { re
 bool FusedOptimizer::step_unless_found_inf(const at::Tensor& found_inf) {
   return update_->step_unless_found_inf(found_inf);
 }
-void FusedOptimizer::sync_step_counts() const { update_->sync_step_counts(); }
 void FusedOptimizer::skip_step() { update_->end_step(); }
-at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) { return update_->step(closure); }
-void FusedOptimizer::import_loaded_state() { update_->import_loaded_state(); }
 
 checkpoint::StateDict FusedOptimizer::state_dict() const { return update_->state_dict(); }
 void FusedOptimizer::load_state_dict(const checkpoint::StateDict& state) { update_->load_state_dict(state); }

@@ -34,6 +34,7 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
                     private ddp::BackwardUpdater {
  public:
   bool shares_parameters() const { return storage_.is_shared(); }
+  /// Calls `closure`, if there is one, with gradients enabled, and makes the update. Returns what the closure returned.
   at::Tensor step(const std::function<at::Tensor()>& closure);
   void average_gradients();
   at::Tensor clip_grad_norm(double max_norm);
@@ -43,7 +44,10 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   amp::UnscaleResult unscale(const at::Tensor& inverse_scale);
   bool step_unless_found_inf(const at::Tensor& found_inf);
   void end_step();
+  /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
   void sync_step_counts();
+  /// Copies the state that torch has read from an archive into the memory of the update. Throws UsageError for state of
+  /// another shape.
   void import_loaded_state();
   checkpoint::StateDict state_dict();
   void load_state_dict(const checkpoint::StateDict& state);
@@ -144,6 +148,23 @@ void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, 
                                 const FusedOptions& options) {
   update_ = base::make_process_owned<FusedUpdateOf<Rule>>(std::move(gradients), *rule, options);
   rule_ = std::move(rule);
+}
+
+template <typename TorchOptimizer, typename Options>
+at::Tensor FusedOptimizerOf<TorchOptimizer, Options>::step(std::function<at::Tensor()> closure) {
+  return update_->step(closure);
+}
+
+template <typename TorchOptimizer, typename Options>
+void FusedOptimizerOf<TorchOptimizer, Options>::save(torch::serialize::OutputArchive& archive) const {
+  update_->sync_step_counts();
+  TorchOptimizer::save(archive);
+}
+
+template <typename TorchOptimizer, typename Options>
+void FusedOptimizerOf<TorchOptimizer, Options>::load(torch::serialize::InputArchive& archive) {
+  TorchOptimizer::load(archive);
+  update_->import_loaded_state();
 }
 
 }  // namespace lockstep::optim::inline fused
