@@ -68,8 +68,8 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
   std::vector<at::Tensor> found_inf;
   for (const auto& [options, list] : lists) {
     const at::Device device = options.device();
-    auto place =
-        std::find_if(found_inf.begin(), found_inf.end(), [&](const at::Tensor& one) { return one.device() == device; });
+    auto place = std::find_if(found_inf.begin(), found_inf.end(),
+                              [&](const at::Tensor& flag) { return flag.device() == device; });
     if (place == found_inf.end())
       place = found_inf.insert(found_inf.end(), at::zeros({}, at::dtype(at::kFloat).device(device)));
     at::_amp_foreach_non_finite_check_and_unscale_(list, *place, inverse.to(device));
@@ -81,7 +81,7 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
 /// other number than 1.
 at::Tensor any_of(const std::vector<at::Tensor>& found_inf, at::Device device) {
   at::Tensor any = at::zeros({}, at::dtype(at::kFloat).device(device));
-  for (const at::Tensor& one : found_inf) any = at::maximum(any, one.to(device));
+  for (const at::Tensor& flag : found_inf) any = at::maximum(any, flag.to(device));
   return any;
 }
 

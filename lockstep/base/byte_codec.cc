@@ -34,7 +34,7 @@ std::string_view ByteReader::text(std::size_t limit) {
 
 std::vector<std::string> ByteReader::texts() {
   std::vector<std::string> all(count(sizeof(std::uint32_t)));
-  for (std::string& one : all) one = text();
+  for (std::string& entry : all) entry = text();
   return all;
 }
 

@@ -284,10 +284,10 @@ std::string format_device_usage(const std::vector<DeviceUsage>& device_usage) {
     text << '\n';
   };
   row("device", "replicas", "samples", "held", "received", "sent", "peak");
-  for (const DeviceUsage& one : device_usage)
-    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), format_bytes(one.held_bytes),
-        format_bytes(one.received_bytes), format_bytes(one.sent_bytes),
-        one.peak_bytes ? format_bytes(*one.peak_bytes) : "-");
+  for (const DeviceUsage& usage : device_usage)
+    row(usage.device.str(), std::to_string(usage.replicas), std::to_string(usage.samples),
+        format_bytes(usage.held_bytes), format_bytes(usage.received_bytes), format_bytes(usage.sent_bytes),
+        usage.peak_bytes ? format_bytes(*usage.peak_bytes) : "-");
   return text.str();
 }
 
@@ -332,8 +332,8 @@ class DataParallel::Impl {
     std::vector<DeviceUsage> all;
     std::set<const void*> seen;
     const auto entry = [&](at::Device device) -> DeviceUsage& {
-      for (DeviceUsage& one : all)
-        if (one.device == device) return one;
+      for (DeviceUsage& usage : all)
+        if (usage.device == device) return usage;
       const TransferCounter::Bytes moved_bytes = transfers_->bytes_of(device);
       return all.emplace_back(DeviceUsage{.device = device,
                                           .received_bytes = moved_bytes.received,
@@ -341,13 +341,13 @@ class DataParallel::Impl {
                                           .peak_bytes = peak_bytes(device)});
     };
     for (std::size_t r = 0; r < devices_.size(); ++r) {
-      DeviceUsage& one = entry(devices_[r]);
-      ++one.replicas;
-      one.samples += samples_[r];
+      DeviceUsage& usage = entry(devices_[r]);
+      ++usage.replicas;
+      usage.samples += samples_[r];
       for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
         for (const at::Tensor& tensor : *tensors)
           if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second)
-            one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
+            usage.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
     }
     entry(output_device_);
     return all;

@@ -272,7 +272,7 @@ void TrainingState::check_settings() {
 std::vector<std::string> TrainingState::unknown_parts() const {
   if (!found_) return {};
   std::set<std::string> unknown = found_->part_names();
-  for (const NamedMember& one : members_) unknown.erase(one.name);
+  for (const NamedMember& entry : members_) unknown.erase(entry.name);
   if (random_) unknown.erase(random_->name);
   unknown.erase(kTrainingPart);
   if (unknown.erase(kValuesPart) > 0)
@@ -289,8 +289,8 @@ void TrainingState::check_members(const ResumeOptions& options) const {
                            "\"; expected the state of all members",
                        "start a new training in another directory, or do not add this member", base::Cause::kBadFile);
   };
-  for (const NamedMember& one : members_)
-    if (!one.member.optional) require(one.name);
+  for (const NamedMember& entry : members_)
+    if (!entry.member.optional) require(entry.name);
   if (random_) require(random_->name);
   if (!values_.empty()) require(kValuesPart);
   const std::vector<std::string> unknown = unknown_parts();
@@ -300,15 +300,15 @@ void TrainingState::check_members(const ResumeOptions& options) const {
                    "add that member before resume(), or set ResumeOptions.allow_unknown", base::Cause::kBadFile);
 }
 
-void TrainingState::restore(const NamedMember& one) {
+void TrainingState::restore(const NamedMember& entry) {
   if (!found_) return;
-  if (one.member.optional && !found_->part_names().contains(one.name)) {
+  if (entry.member.optional && !found_->part_names().contains(entry.name)) {
     if (world_.rank() == 0)
-      base::log_warning(found_->path() + " has no state of " + one.name + ", which starts without saved state");
+      base::log_warning(found_->path() + " has no state of " + entry.name + ", which starts without saved state");
     return;
   }
   const bool is_new_rank = world_.rank() >= found_->world_size();
-  one.member.load_state_dict(read(one.name, one.member.each_rank && !is_new_rank ? world_.rank() : 0));
+  entry.member.load_state_dict(read(entry.name, entry.member.each_rank && !is_new_rank ? world_.rank() : 0));
 }
 
 void TrainingState::restore_value(const std::string& name, const ValuePointer& value) {
@@ -334,7 +334,7 @@ bool TrainingState::resume(const ResumeOptions& options) {
                      "return if is_finished(); to train on, set ResumeOptions.train_on");
   check_settings();
   check_members(options);
-  for (const NamedMember& one : members_) restore(one);
+  for (const NamedMember& entry : members_) restore(entry);
   for (const auto& [name, value] : values_) restore_value(name, value);
   if (random_) restore(*random_);
   comm::GroupAccess::set_steps(world_, found_->step());
@@ -378,11 +378,11 @@ void TrainingState::load_module(torch::nn::Module& module, const std::string& na
 
 checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options) const {
   checkpoint::CheckpointParts parts;
-  const auto put = [&](const NamedMember& one) {
-    StateDict state = one.member.state_dict();
-    if (one.member.each_rank || world_.rank() == 0) parts[one.name] = std::move(state);
+  const auto put = [&](const NamedMember& entry) {
+    StateDict state = entry.member.state_dict();
+    if (entry.member.each_rank || world_.rank() == 0) parts[entry.name] = std::move(state);
   };
-  for (const NamedMember& one : members_) put(one);
+  for (const NamedMember& entry : members_) put(entry);
   if (random_) put(*random_);
   if (world_.rank() != 0) return parts;
   for (const auto& [name, pointer] : values_)

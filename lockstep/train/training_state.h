@@ -186,7 +186,7 @@ class TrainingState {
   void check_setting(const std::string& name, const std::string& now, const std::string& then, SettingRule rule) const;
   void check_settings();
   void check_members(const ResumeOptions& options) const;
-  void restore(const NamedMember& member);
+  void restore(const NamedMember& entry);
   void restore_value(const std::string& name, const ValuePointer& value);
   void load_module(torch::nn::Module& module, const std::string& name, const checkpoint::StateDict& state);
   checkpoint::CheckpointParts parts(const SaveStateOptions& options) const;

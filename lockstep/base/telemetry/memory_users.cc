@@ -129,7 +129,7 @@ std::uint64_t shared_bytes_of_job() {
 
 std::string describe_largest(std::vector<MemoryUser> users) {
   std::stable_sort(users.begin(), users.end(),
-                   [](const MemoryUser& one, const MemoryUser& other) { return one.bytes > other.bytes; });
+                   [](const MemoryUser& left, const MemoryUser& right) { return left.bytes > right.bytes; });
   if (users.size() > kNumNamed) users.resize(kNumNamed);
   return joined(users, ", ", [](const MemoryUser& user) { return user.name + " " + memory_text(user.bytes); });
 }

@@ -37,8 +37,8 @@ struct HeaderField {
   std::string (*text_of_hashes)(const ReductionHeader&, const ReductionHeader&, const std::string& ranks) = nullptr;
 };
 
-std::string count_text(std::int64_t n, const char* one, const char* many) {
-  return std::to_string(n) + " " + (n == 1 ? one : many);
+std::string count_text(std::int64_t n, const char* singular, const char* plural) {
+  return std::to_string(n) + " " + (n == 1 ? singular : plural);
 }
 
 /// Returns "the loaders of rank 0 and rank 1 have different seeds, batch sizes".

@@ -233,10 +233,10 @@ def imported_packages(script):
             continue
         for module, optional in imports(tree):
             place = os.path.join(folder, *module.split("."))
-            own = [one for one in (place + ".py", os.path.join(place, "__init__.py")) if os.path.isfile(one)]
+            own = [file for file in (place + ".py", os.path.join(place, "__init__.py")) if os.path.isfile(file)]
             top = module.partition(".")[0]
             if own or os.path.isdir(os.path.join(folder, top)):
-                files += [one for one in own if one not in files and len(files) < 500]
+                files += [file for file in own if file not in files and len(files) < 500]
             else:
                 names[top] = names.get(top, True) and optional
     for name in getattr(sys, "stdlib_module_names", sys.builtin_module_names):
@@ -259,7 +259,7 @@ def versions_of(names):
                 found[name] = ""
             continue
         try:
-            versions = sorted({importlib.metadata.version(one) for one in distributions.get(name, [name])})
+            versions = sorted({importlib.metadata.version(package) for package in distributions.get(name, [name])})
         except Exception:
             versions = []
         found[name] = " ".join(versions) or "?"

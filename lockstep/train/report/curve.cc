@@ -29,10 +29,10 @@ Curve Curve::from_points(std::vector<CurvePoint> points) {
 }
 
 void Curve::add(double step, double value) {
-  const CurvePoint one =
+  const CurvePoint point =
       std::isfinite(value) ? CurvePoint{step, step, value, value, value, 1, 0} : CurvePoint{step, step, 0, 0, 0, 0, 1};
   if (!points_.empty() && points_.back().num_finite + points_.back().num_non_finite < values_per_point_) {
-    points_.back() = merge_points(points_.back(), one);
+    points_.back() = merge_points(points_.back(), point);
     return;
   }
   if (points_.size() == max_points_) {
@@ -40,7 +40,7 @@ void Curve::add(double step, double value) {
     points_.resize(max_points_ / 2);
     values_per_point_ *= 2;
   }
-  points_.push_back(one);
+  points_.push_back(point);
 }
 
 }  // namespace lockstep::training::inline report

@@ -102,9 +102,9 @@ struct CurveSummary {
   const CurvePoint* first_non_finite = nullptr;
 };
 
-CurveSummary summarize(const ChartSeries& one) {
+CurveSummary summarize(const ChartSeries& series) {
   CurveSummary all;
-  for (const CurvePoint& point : one.points) {
+  for (const CurvePoint& point : series.points) {
     all.num_non_finite += point.num_non_finite;
     if (point.num_non_finite > 0 && !all.first_non_finite) all.first_non_finite = &point;
     if (point.num_finite == 0) continue;
@@ -115,20 +115,20 @@ CurveSummary summarize(const ChartSeries& one) {
   return all;
 }
 
-std::string summary_paragraph(const ChartSeries& one) {
-  const CurveSummary all = summarize(one);
+std::string summary_paragraph(const ChartSeries& series) {
+  const CurveSummary all = summarize(series);
   return paragraph(all.min <= all.max ? "last " + format_short(all.last) + ", min " + format_short(all.min) + ", max " +
                                             format_short(all.max)
                                       : "no finite values");
 }
 
 /// The first step with NaN or infinity; empty if all values are finite.
-std::string non_finite_paragraph(const ChartSeries& one) {
-  const CurveSummary all = summarize(one);
+std::string non_finite_paragraph(const ChartSeries& series) {
+  const CurveSummary all = summarize(series);
   if (!all.first_non_finite) return "";
   const std::string first = std::to_string(static_cast<std::int64_t>(all.first_non_finite->first_step)),
                     last = std::to_string(static_cast<std::int64_t>(all.first_non_finite->last_step));
-  return paragraph(one.name + " is NaN or infinite " + std::to_string(all.num_non_finite) +
+  return paragraph(series.name + " is NaN or infinite " + std::to_string(all.num_non_finite) +
                        (all.num_non_finite == 1 ? " time" : " times") + ", first " +
                        (first == last ? "at step " + first : "between steps " + first + " and " + last),
                    true);
@@ -151,7 +151,7 @@ std::string scalar_cards(const CurveLogger::Curves& curves) {
   std::string html;
   for (const auto& [title, series] : drawings) {
     std::string notes = series.size() == 1 ? summary_paragraph(series.front()) : "";
-    for (const ChartSeries& one : series) notes += non_finite_paragraph(one);
+    for (const ChartSeries& curve : series) notes += non_finite_paragraph(curve);
     html += card(series.size() == 1 ? series.front().name : title, notes + line_chart(series) + make_legend(series));
   }
   return html;

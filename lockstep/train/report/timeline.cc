@@ -71,9 +71,9 @@ std::string draw_operations(const RankRecord& record, std::int64_t offset, const
   return svg;
 }
 
-std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
+std::int64_t estimate_offset(const RankRecord& reference, const RankRecord& other) {
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> ends;
-  for (const OperationSpan& span : one.operations)
+  for (const OperationSpan& span : reference.operations)
     if (!span.channel.empty() && span.kind != "send" && span.kind != "recv")
       ends[{span.channel, span.seq}] = span.end_ns;
   std::vector<std::int64_t> differences;
@@ -81,7 +81,7 @@ std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
     const auto found = ends.find({span.channel, span.seq});
     if (found != ends.end()) differences.push_back(found->second - span.end_ns);
   }
-  if (differences.empty()) return (other.unix_ns - other.monotonic_ns) - (one.unix_ns - one.monotonic_ns);
+  if (differences.empty()) return (other.unix_ns - other.monotonic_ns) - (reference.unix_ns - reference.monotonic_ns);
   const auto middle = differences.begin() + static_cast<std::ptrdiff_t>(differences.size() / 2);
   std::nth_element(differences.begin(), middle, differences.end());
   return *middle;
