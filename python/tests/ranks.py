@@ -8,7 +8,7 @@
 
 The function runs on every rank; an exception on one fails the test. A file's ranks are started at its first test with
 their number, by `lockstep run`. Tests that end the ranks, or close their world, ask for ranks of their own:
-on_ranks(2, fresh=True).
+on_ranks(2, fresh=True). Temporary files of the ranks are removed when these have ended.
 """
 
 import functools
@@ -43,7 +43,7 @@ class Ranks:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "RANKS_TEST_KEY": key.hex()},
+            env={**os.environ, "RANKS_TEST_KEY": key.hex(), "TMPDIR": self.folder.name},
         )
         self.connections = {}
         end = time.monotonic() + START_SECONDS

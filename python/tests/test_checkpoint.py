@@ -4,7 +4,6 @@ refused."""
 import os
 import pathlib
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -100,19 +99,10 @@ def test_resumed_training_has_the_same_bits(world):
         assert found[0] == expected[0] and torch.equal(found[1], expected[1])
         other.state.save(12, finished=True)
         other.close()
-        remove(world, folder)
 
 
 def shared_folder(world):
-    name = tempfile.mkdtemp(prefix="lockstep-test-checkpoint-") if world.rank == 0 else None
-    return world.broadcast_object(name, 0)
-
-
-def remove(world, folder):
-    world.barrier()
-    if world.rank == 0:
-        shutil.rmtree(folder)
-    world.barrier()
+    return world.broadcast_object(tempfile.mkdtemp() if world.rank == 0 else None, 0)
 
 
 @on_ranks(2)
@@ -154,7 +144,6 @@ def test_what_does_not_fit_is_refused(world):
     assert reading.step == 1 and reading.read("values") == {"count": 3}
     assert sorted(reading.unknown_parts) == ["count", "model"]
     del reading
-    remove(world, folder)
 
 
 def schedules_of(optimizer):
@@ -191,7 +180,6 @@ def test_schedules(world):
                     rates.append(optimizer.param_groups[0]["lr"])
             del state
         assert rates[:8] == rates[8:] and len(set(rates)) > 1, (kind, rates)
-        remove(world, folder)
 
 
 @on_ranks(1)
@@ -206,7 +194,6 @@ def test_a_state_that_is_no_longer_used_is_freed(world):
     del state, net
     gc.collect()
     assert seen() is None
-    remove(world, folder)
 
 
 @on_ranks(2)
@@ -245,7 +232,6 @@ def test_state_of_an_object_of_the_program(world):
         loaded.values["object"] = object()
         state.save(2)
     del state
-    remove(world, folder)
 
 
 def state_of(folder, resume):
@@ -315,7 +301,7 @@ class Cached(nn.Module):
 
 @on_ranks(1, 2, 3)
 def test_buffers_that_are_not_persistent_may_have_changed(world):
-    folder = world.broadcast_object(tempfile.mkdtemp() if world.rank == 0 else None, 0)
+    folder = shared_folder(world)
     weights = []
     for resumed in (False, True):
         net = Cached()
@@ -334,16 +320,12 @@ def test_buffers_that_are_not_persistent_may_have_changed(world):
         assert state["step"] == 4 + 4 * resumed and "positions" not in state.read("model") if resumed else True
         del state, ddp
     assert torch.equal(weights[1], weights[2])
-    world.barrier()
-    if world.rank == 0:
-        shutil.rmtree(folder)
 
 
 @on_ranks(1)
 def test_persistent_buffer_of_another_size_is_named(world):
-    with tempfile.TemporaryDirectory() as folder:
-        net = nn.BatchNorm1d(2)
-        TrainingState(world, folder).add("model", net).save(1)
-        net.register_buffer("running_mean", torch.zeros(3))
-        with pytest.raises(lockstep.UsageError, match='"running_mean" of "model" has another .* persistent=False'):
-            TrainingState(world, folder).add("model", net).resume()
+    folder, net = shared_folder(world), nn.BatchNorm1d(2)
+    TrainingState(world, folder).add("model", net).save(1)
+    net.register_buffer("running_mean", torch.zeros(3))
+    with pytest.raises(lockstep.UsageError, match='"running_mean" of "model" has another .* persistent=False'):
+        TrainingState(world, folder).add("model", net).resume()

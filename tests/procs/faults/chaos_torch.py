@@ -82,7 +82,7 @@ def run_fault(args, fault):
             fault,
             "1",
         ]
-        env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
         job = subprocess.Popen(
             command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )

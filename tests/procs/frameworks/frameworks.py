@@ -55,7 +55,9 @@ def on_one_host(args):
     torchrun = pathlib.Path(args.python).with_name("torchrun")
     for name, strategies in STRATEGIES.items():
         words = [PROGRAM, name, 2, 1]
-        expected = losses_of(output_of([torchrun, "--nproc-per-node", 2, *words], os.environ))
+        with tempfile.TemporaryDirectory() as folder:  # torchrun leaves files
+            command = [torchrun, "--nproc-per-node", 2, *words]
+            expected = losses_of(output_of(command, {**os.environ, "TMPDIR": folder}))
         for strategy in strategies:
             environment = {**os.environ, "PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet"}
             command = [args.lockstep, "run", "-n", 2, "--", args.python, *words, strategy]

@@ -183,14 +183,13 @@ def torchrun(*words):
 
 
 def torchrun_and_lockstep_run(args, folder):
-    program = [args.program, "none", 0]
-    done = run(torchrun("--nproc-per-node", 1, args.lockstep, "run", "-n", 2, *program))
+    program, own = [args.program, "none", 0], environment(TMPDIR=folder)  # where torchrun leaves files
+    done = run(torchrun("--nproc-per-node", 1, args.lockstep, "run", "-n", 2, *program), env=own)
     expect_sum((done[0], re.sub(r"(?m)^\[\d\] ", "", done[1])), 2, "lockstep")
     inner = torchrun("--nproc-per-node", 2, *program)
-    expect_error(
-        run([args.lockstep, "run", "-n", 1, *inner]), "torchrun has started this process inside rank 0 of lockstep run"
-    )
-    done = run([args.lockstep, "run", "-n", 1, "env", "LOCKSTEP_ENV_FROM=torchrun", *inner])
+    done = run([args.lockstep, "run", "-n", 1, *inner], env=own)
+    expect_error(done, "torchrun has started this process inside rank 0 of lockstep run")
+    done = run([args.lockstep, "run", "-n", 1, "env", "LOCKSTEP_ENV_FROM=torchrun", *inner], env=own)
     expect_sum((done[0], done[1].replace("[0] ", "")), 2, "torchrun")
 
 
