@@ -1,7 +1,6 @@
 """The backend "lockstep" of torch.distributed: every operation, groups, DistributedDataParallel and FSDP of torch, and
 errors."""
 
-import contextlib
 import datetime
 import os
 import subprocess
@@ -13,6 +12,7 @@ import _lockstep_backend
 import pytest
 import torch
 import torch.distributed as dist
+from process_group import process_group
 from ranks import on_ranks
 from torch import nn
 
@@ -20,18 +20,6 @@ import lockstep
 
 SIZES = (1, 2, 3, 4)
 _lockstep_backend.register()
-
-
-@contextlib.contextmanager
-def process_group(backend="lockstep"):
-    """A default group; each test makes it anew in the same process."""
-    dist.init_process_group(backend)
-    try:
-        own = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-        assert own.name() == "lockstep"
-        yield dist.get_rank(), dist.get_world_size()
-    finally:
-        dist.destroy_process_group()
 
 
 def whole(size, *shape, dtype=torch.float32):

@@ -1,6 +1,5 @@
 """The backend "lockstep" of torch.distributed when a call fails: order, tags, limits, futures and aborts."""
 
-import contextlib
 import datetime
 import threading
 import time
@@ -9,21 +8,12 @@ import _lockstep_backend
 import pytest
 import torch
 import torch.distributed as dist
+from process_group import process_group
 from ranks import on_ranks
 
 import lockstep
 
 _lockstep_backend.register()
-
-
-@contextlib.contextmanager
-def process_group(**options):
-    dist.init_process_group("lockstep", **options)
-    try:
-        yield dist.get_rank(), dist.get_world_size()
-    finally:
-        if dist.is_initialized():  # not after an abort
-            dist.destroy_process_group()
 
 
 @on_ranks(2, 3)

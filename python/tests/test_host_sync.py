@@ -7,6 +7,7 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
+from process_group import process_group
 from ranks import on_ranks
 from torch import nn
 
@@ -132,17 +133,13 @@ def test_what_is_sent_is_rounded(world):
 
 @on_ranks(2)
 def test_gradients_between_hosts(world):
-    dist.init_process_group("lockstep")
-    try:
-        rank = dist.get_rank()
+    with process_group() as (rank, _):
         nets = [make_net(), make_net()]
         ddps = [nn.parallel.DistributedDataParallel(net) for net in nets]
         lockstep.HostSync(ddps[0], wire_dtype=torch.bfloat16)
         for ddp in ddps:
             train(rank, ddp)
         assert distance(*nets) < 1e-6, "within a host nothing is rounded"
-    finally:
-        dist.destroy_process_group()
 
 
 @on_ranks(1)

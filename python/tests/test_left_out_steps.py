@@ -1,11 +1,10 @@
 """A step that one rank leaves out is an error; what all ranks leave out, or what concerns one rank only, is none."""
 
-import contextlib
-
 import lockstep.horovod as hvd
 import pytest
 import torch
 import torch.distributed as dist
+from process_group import process_group
 from ranks import on_ranks
 from torch import nn
 
@@ -13,15 +12,6 @@ import lockstep
 
 SIZES = (1, 2, 3)
 STEPS = 6
-
-
-@contextlib.contextmanager
-def process_group():
-    dist.init_process_group("lockstep")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def inputs(world, step):
