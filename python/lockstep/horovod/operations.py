@@ -13,61 +13,16 @@ from lockstep import _C, _optimizer_state, group
 from lockstep.errors import UsageError
 from lockstep.group import Group, Work
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "synchronize",
-]
+__all__ = ["init", "shutdown", "is_initialized", "is_homogeneous", "ProcessSet", "global_process_set"]
+__all__ += ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
+__all__ += ["gloo_built", "gloo_enabled", "mpi_built", "mpi_enabled", "mpi_threads_supported"]
+__all__ += ["nccl_built", "cuda_built", "rocm_built", "ddl_built", "ccl_built"]
+__all__ += ["Average", "Sum", "Adasum", "Min", "Max", "Product", "Compression"]
+__all__ += ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"]
+__all__ += ["allgather", "allgather_async", "allgather_object", "alltoall", "alltoall_async"]
+__all__ += ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object"]
+__all__ += ["broadcast_parameters", "broadcast_optimizer_state", "barrier", "join", "poll", "synchronize"]
 
 Average, Sum, Adasum, Min, Max, Product = "Average", "Sum", "Adasum", "Min", "Max", "Product"
 _OPS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
@@ -244,9 +199,15 @@ def synchronize(handle: _Handle) -> Any:
 
 
 def start_allreduce(
-    tensor: Tensor, out: Tensor | None, op: str, name: str, before: float, after: float, compression: Any
+    tensor: Tensor,
+    out: Tensor | None,
+    op: str,
+    name: str,
+    before: float = 1,
+    after: float = 1,
+    compression: Any = Compression.none,
 ) -> _Handle:
-    """`out`: where the result is copied to; None: a new tensor."""
+    """`out`: where the result is copied to; None: a new tensor. `before`, `after`: factors."""
     sent, context = compression.compress(tensor.detach())
     if sent.data_ptr() == tensor.data_ptr() and out is not tensor:
         sent = sent.clone()
@@ -274,13 +235,13 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, tensor: Tensor, op: str, name: str, before: float, after: float) -> Tensor:
         context.arguments = op, name, before, after
-        return start_allreduce(tensor, None, op, name, before, after, Compression.none).wait()
+        return start_allreduce(tensor, None, op, name, before, after).wait()
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
         op, name, before, after = context.arguments
-        reduced = start_allreduce(gradients[0], None, op, name and f"{name}.grad", before, after, Compression.none)
-        return reduced.wait(), None, None, None, None
+        reduced = start_allreduce(gradients[0], None, op, name and f"{name}.grad", before, after).wait()
+        return reduced, None, None, None, None
 
 
 def allreduce(
@@ -313,9 +274,7 @@ def _allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> _Handle:
     check_set(process_set)
-    return start_allreduce(
-        tensor, out, op_of(average, op), name or "", prescale_factor, postscale_factor, Compression.none
-    )
+    return start_allreduce(tensor, out, op_of(average, op), name or "", prescale_factor, postscale_factor)
 
 
 def allreduce_async(tensor: Tensor, *arguments: Any, **options: Any) -> _Handle:
@@ -368,7 +327,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
-        whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
+        whole = start_allreduce(gradients[0], None, Average, name).wait()  # as Horovod does
         return whole.split(context.rows)[rank()], None
 
 
@@ -393,7 +352,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
         name = context.name and f"{context.name}.grad"
-        whole = start_allreduce(gradients[0], None, Average, name, 1, 1, Compression.none).wait()  # as Horovod does
+        whole = start_allreduce(gradients[0], None, Average, name).wait()  # as Horovod does
         return (whole if rank() == context.root else torch.zeros_like(whole)), None, None
 
 
