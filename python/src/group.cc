@@ -13,6 +13,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/stop_signal.h"
 #include "python/src/bindings.h"
+#include "python/src/host_operations.h"
 
 namespace lockstep::python {
 namespace {
@@ -62,13 +63,13 @@ const Argument& to_cpp(const Argument& argument) {
 }
 at::Tensor to_cpp(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
-/// Binds a member function of Group that takes `Arguments` and CallOptions.
+/// Binds a function of a Group, `Arguments` and CallOptions, which may be a member of Group.
 template <typename... Arguments, typename Function>
 void bind_call(PyGroup& group, const std::string& name, Function function) {
   group.def(
       name.c_str(),
       [function](const Group& self, Arguments... arguments, std::string call, Seconds timeout) {
-        return (self.*function)(to_cpp(arguments)..., call_options(std::move(call), timeout));
+        return std::invoke(function, self, to_cpp(arguments)..., call_options(std::move(call), timeout));
       },
       WithoutGil());
 }
@@ -146,6 +147,7 @@ void bind_operations(PyGroup& group) {
   bind_operation<MaybeTensor, MaybeTensor, int>(group, "scatter", &Group::scatter, &Group::scatter_async);
   bind_operation<>(group, "barrier", &Group::barrier, &Group::barrier_async);
   bind_call<Tensor>(group, "all_gather_unequal", &Group::all_gather_unequal);
+  bind_call<const Tensors&, const Tensors&>(group, "all_to_all_unequal", all_to_all_unequal);
   bind_call<Tensor>(group, "recv_any", &Group::recv_any);
 }
 

@@ -73,6 +73,30 @@ def test_gradients_flow_through_operations(world):
     assert x.grad.tolist() == [1, 2, 2]
 
 
+@on_ranks(1, 2, 3)
+def test_alltoall_of_unequal_parts(world):
+    """Of no rows too, of columns of another tensor, and of more bytes than one round of the exchange sends."""
+    hvd.init()
+    for most in (2, 1_500_000):
+        splits = [most * ((world.rank + peer) % world.size) for peer in range(world.size)]
+        table = torch.arange(2.0 * sum(splits)).view(-1, 2) + world.rank
+        rows, counts = hvd.alltoall(table[:, 1], splits=torch.tensor(splits))
+        expected = []
+        for peer in range(world.size):
+            sent = [most * ((peer + receiver) % world.size) for receiver in range(world.size)]
+            first = sum(sent[: world.rank])
+            expected.append(2.0 * torch.arange(first, first + sent[world.rank]) + 1 + peer)
+        assert torch.equal(rows, torch.cat(expected)) and counts.tolist() == [len(part) for part in expected]
+    assert hvd.alltoall(torch.ones(0, 3)).shape == (0, 3)
+
+
+@on_ranks(2, fresh=True)
+def test_alltoall_of_other_rows_is_refused(world):
+    hvd.init()
+    with pytest.raises(lockstep.DesyncError, match=r"float32\[3\] rows.*float32\[2\] rows|float32\[2\].*float32\[3\]"):
+        hvd.alltoall(torch.ones(2, 2 + world.rank))
+
+
 class Net(nn.Module):
     """The network of Horovod's pytorch_mnist.py, without dropout, whose random numbers differ between ranks."""
 

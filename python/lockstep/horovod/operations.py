@@ -388,15 +388,12 @@ def broadcast_(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
 def _exchange(tensor: Tensor, counts: list[int], name: str) -> tuple[Tensor, list[int]]:
     """Sends counts[p] rows to rank p. Returns the rows that this rank gets, and their numbers."""
     world = joined()
-    everyone = world.all_gather_object(counts, name=f"{name or 'alltoall'}.splits")
-    most = max((count for row in everyone for count in row), default=0)
-    sent = tensor.new_zeros((world.size, most, *tensor.shape[1:]))
-    for part, target in zip(tensor.split(counts), sent, strict=True):
-        target[: len(part)] = part
-    received = torch.empty_like(sent)
-    world.all_to_all(received, sent, name=name)
+    rows = f"{tensor.dtype}{list(tensor.shape[1:])} rows"  # ranks compare names
+    everyone = world.all_gather_object(counts, name=f"{name or 'alltoall'}.splits of {rows}")
     own = [row[world.rank] for row in everyone]
-    return torch.cat([part[:count] for part, count in zip(received, own, strict=True)]), own
+    received = tensor.new_empty((sum(own), *tensor.shape[1:]))
+    world._group.all_to_all_unequal(list(received.split(own)), list(tensor.split(counts)), name, None)
+    return received, own
 
 
 class _AllToAll(torch.autograd.Function):
