@@ -28,6 +28,11 @@ comm::WatchedCall reduction(comm::WatchedCall call, const c10d::ReduceOp& op) {
   return call;
 }
 
+/// An operation on all of `tensors`, which is compared by the first of them and their number.
+comm::WatchedCall coalesced(CollectiveKind kind, const Tensors& tensors) {
+  return {.kind = kind, .tensor = tensors.at(0), .name = std::to_string(tensors.size()) + " tensors"};
+}
+
 }  // namespace
 
 template <typename Given, typename Operation>
@@ -47,6 +52,16 @@ WorkPtr LockstepBackend::start(OpType type, const char* title, const Tensors& in
     executor_->post([work, run = std::move(run)] { work->execute(run); });
   if (coalesced_) coalesced_->push_back(work);
   return work;
+}
+
+template <typename Given, typename Operation>
+WorkPtr LockstepBackend::start_into(const at::Tensor& result, OpType type, const char* title, const Tensors& inputs,
+                                    const Given& given, Operation operation) {
+  return start(type, title, inputs, {result}, given,
+               [line = FlatResult(result), operation = std::move(operation)](const CallOptions& options) mutable {
+                 operation(line.flat_tensor(), options);
+                 line.finish();
+               });
 }
 
 CallOptions LockstepBackend::call_options(milliseconds timeout) const {
@@ -133,13 +148,11 @@ WorkPtr LockstepBackend::broadcast(Tensors& tensors, const c10d::BroadcastOption
   const at::Tensor& tensor = only(tensors, "broadcast");
   const int root = static_cast<int>(given.rootRank);
   if (on_device(tensor))
-    return device_->run({.kind = CollectiveKind::kBroadcast, .tensor = tensor, .root = root},
-                        [&](c10d::Backend& inner) { return inner.broadcast(tensors, given); });
-  return start(OpType::BROADCAST, "lockstep:broadcast", tensors, tensors, given,
-               [this, root, line = FlatResult(tensor)](const CallOptions& options) {
-                 group_->broadcast(line.flat_tensor(), root, options);
-                 line.finish();
-               });
+    return device_->run({.kind = CollectiveKind::kBroadcast, .tensor = tensor, .root = root}, &Backend::broadcast,
+                        tensors, given);
+  return start_into(
+      tensor, OpType::BROADCAST, "lockstep:broadcast", tensors, given,
+      [this, root](const at::Tensor& line, const CallOptions& options) { group_->broadcast(line, root, options); });
 }
 
 WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& given) {
@@ -147,46 +160,40 @@ WorkPtr LockstepBackend::allreduce(Tensors& tensors, const c10d::AllreduceOption
   if (on_device(tensor))
     return device_->run(
         reduction({.kind = CollectiveKind::kAllReduce, .tensor = tensor, .name = step_name()}, given.reduceOp),
-        [&](c10d::Backend& inner) { return inner.allreduce(tensors, given); });
+        &Backend::allreduce, tensors, given);
   if (tensor.is_sparse())
     return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
                  [this, tensor = tensors[0], op = given.reduceOp](const CallOptions& options) mutable {
                    all_reduce_sparse(*group_, tensor, op, options);
                  });
   check_reducible(tensor, given.reduceOp, "all_reduce");
-  return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, given,
-               [this, line = FlatResult(tensor), op = given.reduceOp, name = step_name()](CallOptions options) {
-                 options.name = name;
-                 all_reduce(*group_, line.flat_tensor(), op, options);
-                 line.finish();
-               });
+  return start_into(tensor, OpType::ALLREDUCE, "lockstep:all_reduce", tensors, given,
+                    [this, op = given.reduceOp, name = step_name()](const at::Tensor& line, CallOptions options) {
+                      options.name = name;
+                      all_reduce(*group_, line, op, options);
+                    });
 }
 
 WorkPtr LockstepBackend::allreduce_rounded(const at::Tensor& tensor, at::ScalarType wire_dtype) {
-  Tensors tensors{tensor};
   if (on_device(tensor)) throw base::UsageError("allreduce_rounded: the tensor is on a GPU; expected one on the CPU");
-  return start(OpType::ALLREDUCE, "lockstep:all_reduce", tensors, tensors, c10d::AllreduceOptions(),
-               [this, line = FlatResult(tensor), wire_dtype](CallOptions options) {
-                 options.wire_dtype = wire_dtype;
-                 group_->all_reduce(line.flat_tensor(), ReduceOp::kSum, options);
-                 line.finish();
-               });
+  return start_into(tensor, OpType::ALLREDUCE, "lockstep:all_reduce", {tensor}, c10d::AllreduceOptions(),
+                    [this, wire_dtype](const at::Tensor& line, CallOptions options) {
+                      options.wire_dtype = wire_dtype;
+                      group_->all_reduce(line, ReduceOp::kSum, options);
+                    });
 }
 
 WorkPtr LockstepBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& given) {
   if (on_device(only(tensors, "all_reduce")))
-    return device_->run({.kind = CollectiveKind::kAllReduce, .name = "sparse"},
-                        [&](c10d::Backend& inner) { return inner.allreduce_sparse(tensors, given); });
+    return device_->run({.kind = CollectiveKind::kAllReduce, .name = "sparse"}, &Backend::allreduce_sparse, tensors,
+                        given);
   return allreduce(tensors, given);
 }
 
 WorkPtr LockstepBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& given) {
   if (on_device(tensors.at(0)))
-    return device_->run(reduction({.kind = CollectiveKind::kAllReduce,
-                                   .tensor = tensors.at(0),
-                                   .name = std::to_string(tensors.size()) + " tensors"},
-                                  given.reduceOp),
-                        [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, given); });
+    return device_->run(reduction(coalesced(CollectiveKind::kAllReduce, tensors), given.reduceOp),
+                        &Backend::allreduce_coalesced, tensors, given);
   check_reducible(tensors.at(0), given.reduceOp, "all_reduce");
   return start(OpType::ALLREDUCE_COALESCED, "lockstep:all_reduce", tensors, tensors, given,
                [this, all = Concatenated("all_reduce_coalesced", tensors, false),
@@ -202,20 +209,19 @@ WorkPtr LockstepBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& giv
   const int root = static_cast<int>(given.rootRank);
   if (on_device(tensor))
     return device_->run(reduction({.kind = CollectiveKind::kReduce, .tensor = tensor, .root = root}, given.reduceOp),
-                        [&](c10d::Backend& inner) { return inner.reduce(tensors, given); });
+                        &Backend::reduce, tensors, given);
   check_reducible(tensor, given.reduceOp, "reduce");
-  return start(OpType::REDUCE, "lockstep:reduce", tensors, tensors, given,
-               [this, root, line = FlatResult(tensor), op = given.reduceOp](const CallOptions& options) {
-                 python::reduce(*group_, line.flat_tensor(), root, op, options);
-                 line.finish();
-               });
+  return start_into(tensor, OpType::REDUCE, "lockstep:reduce", tensors, given,
+                    [this, root, op = given.reduceOp](const at::Tensor& line, const CallOptions& options) {
+                      python::reduce(*group_, line, root, op, options);
+                    });
 }
 
 WorkPtr LockstepBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& given) {
   const at::Tensor& input = only(inputs, "all_gather");
   if (on_device(input))
     return device_->run({.kind = CollectiveKind::kAllGather, .tensor = input, .may_shapes_differ = true},
-                        [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, given); });
+                        &Backend::allgather, outputs, inputs, given);
   const Tensors& parts = only(outputs, "all_gather", size_);
   return start(OpType::ALLGATHER, "lockstep:all_gather", inputs, parts, given,
                [this, all = Concatenated("all_gather", parts, true), line = flat(input)](const CallOptions& options) {
@@ -226,23 +232,19 @@ WorkPtr LockstepBackend::allgather(TensorLists& outputs, Tensors& inputs, const 
 
 WorkPtr LockstepBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& given) {
   if (on_device(input))
-    return device_->run({.kind = CollectiveKind::kAllGather, .tensor = input},
-                        [&](c10d::Backend& inner) { return inner._allgather_base(output, input, given); });
-  return start(OpType::_ALLGATHER_BASE, "lockstep:all_gather", {input}, {output}, given,
-               [this, to = FlatResult(output), from = flat(input)](const CallOptions& options) {
-                 group_->all_gather(to.flat_tensor(), from, options);
-                 to.finish();
-               });
+    return device_->run({.kind = CollectiveKind::kAllGather, .tensor = input}, &Backend::_allgather_base, output, input,
+                        given);
+  return start_into(output, OpType::_ALLGATHER_BASE, "lockstep:all_gather", {input}, given,
+                    [this, from = flat(input)](const at::Tensor& to, const CallOptions& options) {
+                      group_->all_gather(to, from, options);
+                    });
 }
 
 WorkPtr LockstepBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& given) {
   if (on_device(inputs.at(0)))
-    return device_->run(
-        {.kind = CollectiveKind::kAllGather,
-         .tensor = inputs.at(0),
-         .name = std::to_string(inputs.size()) + " tensors"},
-        [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, given); });
+    return device_->run(coalesced(CollectiveKind::kAllGather, inputs), &Backend::allgather_into_tensor_coalesced,
+                        outputs, inputs, given);
   return start(OpType::COALESCED, "lockstep:all_gather", inputs, outputs, given,
                [this, outputs, inputs](const CallOptions& options) {
                  for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -256,10 +258,8 @@ WorkPtr LockstepBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
 WorkPtr LockstepBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                              const c10d::AllgatherOptions& given) {
   if (on_device(inputs.at(0)))
-    return device_->run({.kind = CollectiveKind::kAllGather,
-                         .tensor = inputs.at(0),
-                         .name = std::to_string(inputs.size()) + " tensors"},
-                        [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, given); });
+    return device_->run(coalesced(CollectiveKind::kAllGather, inputs), &Backend::allgather_coalesced, outputs, inputs,
+                        given);
   // outputs[rank][i] is input i of that rank.
   Tensors results;
   for (const Tensors& of_rank : outputs) results.insert(results.end(), of_rank.begin(), of_rank.end());
@@ -279,8 +279,8 @@ WorkPtr LockstepBackend::gather(TensorLists& outputs, Tensors& inputs, const c10
   const at::Tensor& input = only(inputs, "gather");
   const int root = static_cast<int>(given.rootRank);
   if (on_device(input))
-    return device_->run({.kind = CollectiveKind::kGather, .tensor = input, .root = root},
-                        [&](c10d::Backend& inner) { return inner.gather(outputs, inputs, given); });
+    return device_->run({.kind = CollectiveKind::kGather, .tensor = input, .root = root}, &Backend::gather, outputs,
+                        inputs, given);
   const Tensors parts = rank_ == root ? only(outputs, "gather", size_) : Tensors();
   return start(OpType::GATHER, "lockstep:gather", inputs, parts, given,
                [this, root, all = Concatenated("gather", parts, true), line = flat(input)](const CallOptions& options) {
@@ -293,16 +293,15 @@ WorkPtr LockstepBackend::scatter(Tensors& outputs, TensorLists& inputs, const c1
   const at::Tensor& output = only(outputs, "scatter");
   const int root = static_cast<int>(given.rootRank);
   if (on_device(output))
-    return device_->run({.kind = CollectiveKind::kScatter, .tensor = output, .root = root},
-                        [&](c10d::Backend& inner) { return inner.scatter(outputs, inputs, given); });
+    return device_->run({.kind = CollectiveKind::kScatter, .tensor = output, .root = root}, &Backend::scatter, outputs,
+                        inputs, given);
   const Tensors parts = rank_ == root ? only(inputs, "scatter", size_) : Tensors();
-  return start(OpType::SCATTER, "lockstep:scatter", parts, outputs, given,
-               [this, root, line = FlatResult(output),
-                all = Concatenated("scatter", parts, true)](const CallOptions& options) mutable {
-                 all.copy_from_tensors();
-                 group_->scatter(line.flat_tensor(), rank_ == root ? all.flat_tensor() : at::Tensor(), root, options);
-                 line.finish();
-               });
+  return start_into(output, OpType::SCATTER, "lockstep:scatter", parts, given,
+                    [this, root, all = Concatenated("scatter", parts, true)](const at::Tensor& line,
+                                                                             const CallOptions& options) mutable {
+                      all.copy_from_tensors();
+                      group_->scatter(line, rank_ == root ? all.flat_tensor() : at::Tensor(), root, options);
+                    });
 }
 
 WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -311,40 +310,33 @@ WorkPtr LockstepBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   if (on_device(output))
     return device_->run(reduction({.kind = CollectiveKind::kReduceScatter, .tensor = output, .may_shapes_differ = true},
                                   given.reduceOp),
-                        [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, given); });
+                        &Backend::reduce_scatter, outputs, inputs, given);
   check_reducible(output, given.reduceOp, "reduce_scatter");
-  return start(OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", inputs.at(0), outputs, given,
-               [this, line = FlatResult(output),
-                all = Concatenated("reduce_scatter", only(inputs, "reduce_scatter", size_), true),
-                op = given.reduceOp](const CallOptions& options) mutable {
-                 all.copy_from_tensors();
-                 python::reduce_scatter(*group_, line.flat_tensor(), all.flat_tensor(), op, options);
-                 line.finish();
-               });
+  return start_into(output, OpType::REDUCE_SCATTER, "lockstep:reduce_scatter", inputs.at(0), given,
+                    [this, all = Concatenated("reduce_scatter", only(inputs, "reduce_scatter", size_), true),
+                     op = given.reduceOp](const at::Tensor& line, const CallOptions& options) mutable {
+                      all.copy_from_tensors();
+                      python::reduce_scatter(*group_, line, all.flat_tensor(), op, options);
+                    });
 }
 
 WorkPtr LockstepBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                               const c10d::ReduceScatterOptions& given) {
   if (on_device(output))
     return device_->run(reduction({.kind = CollectiveKind::kReduceScatter, .tensor = output}, given.reduceOp),
-                        [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, given); });
+                        &Backend::_reduce_scatter_base, output, input, given);
   check_reducible(output, given.reduceOp, "reduce_scatter");
-  return start(OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter", {input}, {output}, given,
-               [this, line = FlatResult(output), from = flat(input), op = given.reduceOp](const CallOptions& options) {
-                 python::reduce_scatter(*group_, line.flat_tensor(), from, op, options);
-                 line.finish();
-               });
+  return start_into(output, OpType::_REDUCE_SCATTER_BASE, "lockstep:reduce_scatter", {input}, given,
+                    [this, from = flat(input), op = given.reduceOp](const at::Tensor& to, const CallOptions& options) {
+                      python::reduce_scatter(*group_, to, from, op, options);
+                    });
 }
 
 WorkPtr LockstepBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::ReduceScatterOptions& given) {
   if (on_device(outputs.at(0)))
-    return device_->run(
-        reduction({.kind = CollectiveKind::kReduceScatter,
-                   .tensor = outputs.at(0),
-                   .name = std::to_string(inputs.size()) + " tensors"},
-                  given.reduceOp),
-        [&](c10d::Backend& inner) { return inner.reduce_scatter_tensor_coalesced(outputs, inputs, given); });
+    return device_->run(reduction(coalesced(CollectiveKind::kReduceScatter, outputs), given.reduceOp),
+                        &Backend::reduce_scatter_tensor_coalesced, outputs, inputs, given);
   check_reducible(outputs.at(0), given.reduceOp, "reduce_scatter");
   return start(OpType::COALESCED, "lockstep:reduce_scatter", inputs, outputs, given,
                [this, outputs, inputs, op = given.reduceOp](const CallOptions& options) {
@@ -359,29 +351,21 @@ WorkPtr LockstepBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
 WorkPtr LockstepBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_sizes,
                                        std::vector<std::int64_t>& input_sizes, const c10d::AllToAllOptions& given) {
   if (on_device(input))
-    return device_->run(
-        {.kind = CollectiveKind::kAllToAll, .tensor = input, .may_shapes_differ = true},
-        [&](c10d::Backend& inner) { return inner.alltoall_base(output, input, output_sizes, input_sizes, given); });
+    return device_->run({.kind = CollectiveKind::kAllToAll, .tensor = input, .may_shapes_differ = true},
+                        &Backend::alltoall_base, output, input, output_sizes, input_sizes, given);
   if (output_sizes.empty() && input_sizes.empty())
-    return start(OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, {output}, given,
-                 [this, to = FlatResult(output), from = flat(input)](const CallOptions& options) {
-                   group_->all_to_all(to.flat_tensor(), from, options);
-                   to.finish();
-                 });
-  const auto to = offsets_of(output_sizes, output.size(0), size_);
-  const auto from = offsets_of(input_sizes, input.size(0), size_);
-  Tensors outputs, inputs;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
-    outputs.push_back(output.narrow(0, to[i], to[i + 1] - to[i]));
-    inputs.push_back(input.narrow(0, from[i], from[i + 1] - from[i]));
-  }
+    return start_into(output, OpType::ALLTOALL_BASE, "lockstep:all_to_all", {input}, given,
+                      [this, from = flat(input)](const at::Tensor& to, const CallOptions& options) {
+                        group_->all_to_all(to, from, options);
+                      });
+  Tensors outputs = split_rows(output, output_sizes, size_), inputs = split_rows(input, input_sizes, size_);
   return alltoall(outputs, inputs, given);
 }
 
 WorkPtr LockstepBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& given) {
   if (on_device(inputs.at(0)))
     return device_->run({.kind = CollectiveKind::kAllToAll, .tensor = inputs.at(0), .may_shapes_differ = true},
-                        [&](c10d::Backend& inner) { return inner.alltoall(outputs, inputs, given); });
+                        &Backend::alltoall, outputs, inputs, given);
   only({outputs}, "all_to_all", size_);
   only({inputs}, "all_to_all", size_);
   return start(
@@ -392,8 +376,8 @@ WorkPtr LockstepBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
 WorkPtr LockstepBackend::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only(tensors, "send");
   if (on_device(tensor))
-    return device_->run({.kind = CollectiveKind::kSend, .tensor = tensor, .is_compared = false},
-                        [&](c10d::Backend& inner) { return inner.send(tensors, to, tag); });
+    return device_->run({.kind = CollectiveKind::kSend, .tensor = tensor, .is_compared = false}, &Backend::send,
+                        tensors, to, tag);
   return point_to_point(OpType::SEND, "lockstep:send", tensor,
                         group_->send_async(flat(tensor), to, point_to_point_options(tag)), std::make_shared<int>(rank_),
                         nullptr);
@@ -402,8 +386,8 @@ WorkPtr LockstepBackend::send(Tensors& tensors, int to, int tag) {
 WorkPtr LockstepBackend::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only(tensors, "recv");
   if (on_device(tensor))
-    return device_->run({.kind = CollectiveKind::kRecv, .tensor = tensor, .is_compared = false},
-                        [&](c10d::Backend& inner) { return inner.recv(tensors, from, tag); });
+    return device_->run({.kind = CollectiveKind::kRecv, .tensor = tensor, .is_compared = false}, &Backend::recv,
+                        tensors, from, tag);
   const FlatResult line(tensor);
   return point_to_point(OpType::RECV, "lockstep:recv", tensor,
                         group_->recv_async(line.flat_tensor(), from, point_to_point_options(tag)),
@@ -414,7 +398,7 @@ WorkPtr LockstepBackend::recvAnysource(Tensors& tensors, int tag) {
   const at::Tensor& tensor = only(tensors, "recv");
   if (on_device(tensor))
     return device_->run({.kind = CollectiveKind::kRecv, .tensor = tensor, .is_compared = false},
-                        [&](c10d::Backend& inner) { return inner.recvAnysource(tensors, tag); });
+                        &Backend::recvAnysource, tensors, tag);
   const FlatResult line(tensor);
   const auto source = std::make_shared<int>(-1);
   return point_to_point(OpType::RECVANYSOURCE, "lockstep:recvAnySource", tensor,
@@ -424,7 +408,7 @@ WorkPtr LockstepBackend::recvAnysource(Tensors& tensors, int tag) {
 
 WorkPtr LockstepBackend::barrier(const c10d::BarrierOptions& given) {
   if (device_ && given.device && given.device->type() == device_type_)
-    return device_->run({}, [&](c10d::Backend& inner) { return inner.barrier(given); });
+    return device_->run({}, &Backend::barrier, given);
   return start(OpType::BARRIER, "lockstep:barrier", {}, {}, given,
                [this](const CallOptions& options) { group_->barrier(options); });
 }

@@ -104,6 +104,10 @@ class LockstepBackend final : public c10d::Backend {
   template <typename Given, typename Operation>
   WorkPtr start(c10d::OpType type, const char* title, const Tensors& inputs, Tensors results, const Given& given,
                 Operation operation);
+  /// start() of an operation with one result, which is operation(the elements of `result`, options).
+  template <typename Given, typename Operation>
+  WorkPtr start_into(const at::Tensor& result, c10d::OpType type, const char* title, const Tensors& inputs,
+                     const Given& given, Operation operation);
 
   /// Whether the operation is one of the device's backend. Throws UsageError if there is none for this tensor.
   bool on_device(const at::Tensor& tensor) const;

@@ -46,6 +46,11 @@ class DeviceOperations {
   /// `start` calls the operation. A null Work that it returns is passed on: the operation belongs to a
   /// coalesced one.
   WorkPtr run(comm::WatchedCall call, const Start& start);
+  /// The operation is the member function `operation` of c10d::Backend.
+  template <typename... Parameters, typename... Arguments>
+  WorkPtr run(comm::WatchedCall call, WorkPtr (c10d::Backend::*operation)(Parameters...), Arguments&... arguments) {
+    return run(std::move(call), [&](c10d::Backend& inner) { return (inner.*operation)(arguments...); });
+  }
 
   void start_coalescing();
   /// The operations since start_coalescing() are compared as one.

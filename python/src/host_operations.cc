@@ -8,6 +8,7 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group_access.h"
@@ -210,17 +211,17 @@ const Tensors& only(const TensorLists& lists, const char* call, int size) {
   return lists[0];
 }
 
-std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& sizes, std::int64_t rows, int parts) {
-  if (!sizes.empty() && static_cast<int>(sizes.size()) != parts)
+Tensors split_rows(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int parts) {
+  const std::int64_t rows = tensor.size(0);
+  if (sizes.empty()) sizes.assign(static_cast<std::size_t>(parts), rows / parts);
+  if (static_cast<int>(sizes.size()) != parts)
     throw base::UsageError("all_to_all: " + std::to_string(sizes.size()) + " split sizes; expected " +
                            std::to_string(parts));
-  std::vector<std::int64_t> offsets{0};
-  for (int i = 0; i < parts; ++i)
-    offsets.push_back(offsets.back() + (sizes.empty() ? rows / parts : sizes[static_cast<std::size_t>(i)]));
-  if (offsets.back() != rows)
-    throw base::UsageError("all_to_all: parts of " + std::to_string(offsets.back()) + " rows of a tensor that has " +
+  const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  if (sum != rows)
+    throw base::UsageError("all_to_all: parts of " + std::to_string(sum) + " rows of a tensor that has " +
                            std::to_string(rows));
-  return offsets;
+  return tensor.split_with_sizes(sizes);
 }
 
 void all_to_all_unequal(const Group& group, const Tensors& outputs, const Tensors& inputs, const CallOptions& options) {

@@ -76,8 +76,8 @@ const at::Tensor& only(const Tensors& tensors, const char* call);
 /// The one list, of a tensor for each of `size` ranks.
 const Tensors& only(const TensorLists& lists, const char* call, int size);
 
-/// Offsets of parts of a tensor of `rows` rows with these sizes, or with equal ones if there are none; one more than
-/// parts.
-std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& sizes, std::int64_t rows, int parts);
+/// Returns parts of a tensor with these numbers of rows, or with equal ones if `sizes` is empty. Throws UsageError
+/// unless there are `parts` numbers whose sum is that of the tensor's rows.
+Tensors split_rows(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int parts);
 
 }  // namespace lockstep::python
