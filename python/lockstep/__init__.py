@@ -40,28 +40,9 @@ from lockstep.host_sync import HostSync
 __version__ = _C.version()
 _lockstep_backend.register()
 
-__all__ = [
-    "PREEMPTED",
-    "CommError",
-    "DesyncError",
-    "DistributedDataParallel",
-    "Error",
-    "FormatError",
-    "Group",
-    "HostShared",
-    "HostSync",
-    "PeerLostError",
-    "SystemError",
-    "TimeoutError",
-    "UsageError",
-    "Work",
-    "__version__",
-    "broadcast_parameters",
-    "checkpoint",
-    "data",
-    "host_shared",
-    "init",
-    "join",
-    "nn",
-    "optim",
-]
+__all__ = ["PREEMPTED", "__version__", "checkpoint", "data", "nn", "optim"]
+__all__ += ["Group", "Work", "init"]
+__all__ += ["DistributedDataParallel", "broadcast_parameters", "join"]
+__all__ += ["HostShared", "HostSync", "host_shared"]
+__all__ += ["CommError", "DesyncError", "Error", "FormatError", "PeerLostError"]
+__all__ += ["SystemError", "TimeoutError", "UsageError"]

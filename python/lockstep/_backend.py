@@ -63,15 +63,12 @@ def _count_step(model: Any) -> None:
 def _watch_models() -> None:
     """Counts the steps of models that torch's DistributedDataParallel makes from now on."""
     kind: Any = torch.nn.parallel.DistributedDataParallel
-    begin = kind.__init__
 
-    @functools.wraps(begin)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        begin(self, *arguments, **options)
-        if _own_backends(self):
-            _step_counts.watch(self, self.parameters(), _count_step)
+    def watch(model: Any) -> None:
+        if _own_backends(model):
+            _step_counts.watch(model, model.parameters(), _count_step)
 
-    kind.__init__ = __init__
+    _step_counts.when_made(kind, watch)
 
     def without_counts(function: Any) -> Any:
         @functools.wraps(function)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lockstep._optimizer_state import parameters_of
 from lockstep.errors import UsageError
 
 _optimizers: weakref.WeakSet = weakref.WeakSet()  # those of lockstep.optim
@@ -36,7 +37,7 @@ def _with_local_gradients() -> list[Any]:
 def _require_no_local_gradients(gradients: list[torch.Tensor]) -> None:
     ids = {id(gradient) for gradient in gradients}
     for optimizer in _with_local_gradients():
-        if any(id(p.grad) in ids for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+        if any(id(p.grad) in ids for p in parameters_of(optimizer) if p.grad is not None):
             raise UsageError(
                 "torch.nn.utils.get_total_norm(): these are gradients of this rank alone",
                 hint="call the optimizer's average_gradients() before",
@@ -48,7 +49,7 @@ def _require_own_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if optimizer in _optimizers:
         return
     for ours in _with_local_gradients():
-        ids = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        ids = {id(p) for p in parameters_of(optimizer) if p.grad is not None}
         if not ids.isdisjoint(ours._names):
             name = type(ours).__name__
             raise UsageError(

@@ -37,12 +37,13 @@ def names_of(optimizer: torch.optim.Optimizer, module: torch.nn.Module | None) -
             "an optimizer of torch needs the module that names its parameters: add(name, optimizer, module)"
         )
     names = {id(p): name for name, p in module.named_parameters()}
-    if any(id(p) not in names for p in _parameters(optimizer)):
+    if any(id(p) not in names for p in parameters_of(optimizer)):
         raise UsageError("the optimizer has a parameter that the module does not have")
     return names
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of all groups, in their order."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -82,7 +83,7 @@ def load_options(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> Non
 def state_of(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
     """The state, such as "fc.weight.exp_avg", and the options."""
     state = options_of(optimizer)
-    for p in _parameters(optimizer):
+    for p in parameters_of(optimizer):
         for key, value in optimizer.state.get(p, {}).items():
             if key == "step" or isinstance(value, torch.Tensor):
                 state[f"{names[id(p)]}.{key}"] = int(value) if key == "step" else value
@@ -96,13 +97,16 @@ def load(optimizer: torch.optim.Optimizer, names: Names, saved: dict[str, Any]) 
     if missing:
         raise UsageError(f'the state has no value "{missing[0]}"', cause="BAD_FILE")
     state: dict[int, dict[str, Any]] = {}
-    for number, p in enumerate(_parameters(optimizer)):
-        prefix = f"{names[id(p)]}."
-        own = {name.removeprefix(prefix): value for name, value in saved.items() if _belongs(name, prefix)}
-        for key, value in own.items():
+    for number, p in enumerate(parameters_of(optimizer)):
+        own: dict[str, Any] = {}
+        for name, value in saved.items():
+            parameter, _, key = name.rpartition(".")
+            if parameter != names[id(p)]:
+                continue
             if isinstance(value, torch.Tensor) and value.shape != p.shape:
-                raise UsageError(f'the state\'s tensor "{prefix}{key}" has another shape', cause="BAD_FILE")
-            known.add(prefix + key)
+                raise UsageError(f'the state\'s tensor "{name}" has another shape', cause="BAD_FILE")
+            own[key] = value
+            known.add(name)
         if "step" in own:
             own["step"] = torch.tensor(float(own["step"]))
         if own:
@@ -144,8 +148,3 @@ def broadcast(optimizer: torch.optim.Optimizer, group: Group, root: int) -> None
     _C.broadcast_tensors([("optimizer state", tensor) for tensor in tensors], group._group, root)
     if not is_root:
         optimizer.load_state_dict(state)
-
-
-def _belongs(name: str, prefix: str) -> bool:
-    """Whether `name` is that of a field of the parameter, and not of one whose name begins alike."""
-    return name.startswith(prefix) and "." not in name[len(prefix) :]

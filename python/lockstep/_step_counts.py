@@ -3,6 +3,7 @@ optimizer holds; ranks compare these counts."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -22,6 +23,18 @@ class _Running(threading.local):
 
 
 _running = _Running()
+
+
+def when_made(kind: Any, call: Callable[[Any], object]) -> None:
+    """From now on, calls call(object) when an object of the class `kind` has been made."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        call(self)
+
+    kind.__init__ = __init__
 
 
 def watch(model: Any, parameters: Iterable[torch.Tensor], count: Callable[[Any], None]) -> None:

@@ -307,14 +307,13 @@ def _load_module(fused: list[FusedOptimizer], name: str, module: torch.nn.Module
             for key in keys:
                 own[key].copy_(saved[key])
 
-    rest = dict(own)
+    rest = set(own)
     for optimizer in fused:
-        shared = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
+        shared = {p.data_ptr() for p in _optimizer_state.parameters_of(optimizer)}
         keys = [key for key, tensor in own.items() if tensor.data_ptr() in shared]
         optimizer.change_parameters(lambda keys=keys: copy_into(keys))  # type: ignore[misc]
-        for key in keys:
-            rest.pop(key, None)
-    copy_into(list(rest))
+        rest.difference_update(keys)
+    copy_into([key for key in own if key in rest])
 
 
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
+from lockstep._optimizer_state import parameters_of
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, when_joined, world
 
@@ -105,15 +105,7 @@ def _count_step_of(optimizer: torch.optim.Optimizer) -> None:
 
 def _count_optimizers() -> None:
     """Those that are made from now on."""
-    kind: Any = torch.optim.Optimizer
-    make = kind.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        _optimizers.setdefault(self, 0)
-
-    kind.__init__ = __init__
+    _step_counts.when_made(torch.optim.Optimizer, lambda optimizer: _optimizers.setdefault(optimizer, 0))
 
 
 when_joined.append(_count_optimizers)
@@ -135,8 +127,8 @@ class _Unaveraged:
         if not self.averaged or steps & (steps - 1):  # after 1, 2, 4, ... steps
             return
         has_averaged = bool(_owners_of(optimizer))
-        tensors = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        tensors = [p for p in tensors if id(p) not in self.averaged]
+        trained = [p for p in parameters_of(optimizer) if p.grad is not None]
+        tensors = [p for p in trained if id(p) not in self.averaged]
         if tensors:
             shapes, values = [str(p.shape) for p in tensors], [_hash_of(p) for p in tensors]
             self._found[id(optimizer)] = (has_averaged, shapes, values)
@@ -318,7 +310,7 @@ class DistributedDataParallel:
         return self._module()
 
     def _has_parameter_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(not self._ids.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
+        return not self._ids.isdisjoint(map(id, parameters_of(optimizer)))
 
     def _facts(self) -> dict[str, tuple[torch.Tensor, str]]:
         """All tensors that are not ignored, with their description, by "parameter NAME" or "buffer NAME"."""

@@ -164,13 +164,9 @@ def _write(path: str, slots: list[_Slot], module: nn.Module, values: dict[str, t
             raise UsageError(f'"{slot.names[0]}" is on the device "meta", and there is no file')
         if tuple(source.shape) != slot.shape or source.dtype != slot.dtype:
             raise UsageError(f'"{slot.names[0]}" has another shape or dtype in the file')
-        _view(storage, offset, slot).copy_(source.detach())
+        place = torch.empty(0, dtype=slot.dtype).set_(storage, offset // slot.dtype.itemsize, slot.shape)
+        place.copy_(source.detach())
         offset += slot.padded_size
-
-
-def _view(storage: torch.UntypedStorage, offset: int, slot: _Slot) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=slot.dtype)
-    return tensor.set_(storage, offset // tensor.element_size(), slot.shape)
 
 
 def _map(path: str, slots: list[_Slot]) -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ import torch
 from typing_extensions import Unpack  # a requirement of torch
 
 from lockstep import _C, _engine, _failures, _optimizer_patches
+from lockstep._optimizer_state import parameters_of
 from lockstep.ddp import DistributedDataParallel
 from lockstep.errors import UsageError
 
@@ -94,9 +95,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         average_in_backward: bool = False,
     ) -> None:
         if not isinstance(ddp, DistributedDataParallel):
-            raise UsageError(
-                f"lockstep.optim.{type(self).__name__}: the first argument is a {type(ddp).__qualname__}; expected a "
-                "lockstep.DistributedDataParallel, of which the optimizer takes all parameters",
+            raise self._error(
+                f"the first argument is a {type(ddp).__qualname__}; expected a lockstep.DistributedDataParallel, of "
+                "which the optimizer takes all parameters",
                 hint="use torch.optim for parameters of no DistributedDataParallel",
             )
         _optimizer_patches.install(_optimizers)
@@ -110,23 +111,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             if id(p) in self._names and id(p) not in listed and (p.is_floating_point() or p.is_complex())
         ]
         first = [{"params": others}] if others else []
-        in_shared_memory = [
-            self._names.get(id(p), "")
-            for group in [*first, *groups]
-            for p in group["params"]
-            if p.is_cpu and p.is_shared()
-        ]
         super().__init__([*first, *groups], defaults)
         self._complete = True
+        in_shared_memory = [self._names.get(id(p), "") for p in parameters_of(self) if p.is_cpu and p.is_shared()]
         self._written = [self._options(group) for group in self.param_groups]
         self._optimizer: Any = getattr(_C, f"make_{type(self).__name__}")(
             ddp._ddp, [group["params"] for group in self.param_groups], self._written, len(first), shard_state, foreach
         )
         if in_shared_memory and self.shares_parameters:
-            raise UsageError(
-                f"lockstep.optim.{type(self).__name__}: parameter {in_shared_memory[0]} is in shared memory "
-                "(share_memory()), whose readers would not see the updates, because the ranks move it to a copy that "
-                "they share",
+            raise self._error(
+                f"parameter {in_shared_memory[0]} is in shared memory (share_memory()), whose readers would not see "
+                "the updates, because the ranks move it to a copy that they share",
                 hint=f"use torch.optim.{type(self).__name__}, or pass foreach=True",
             )
         ddp._optimizer = weakref.ref(self)
@@ -134,6 +129,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._backwards = ddp._ddp.num_backwards()
         _optimizers.add(self)
         _failures.add_owner(self)
+
+    def _error(self, text: str, hint: str) -> UsageError:
+        return UsageError(f"lockstep.optim.{type(self).__name__}: {text}", hint=hint)
 
     def _close(self) -> None:
         self._optimizer = None
@@ -143,9 +141,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._optimizer is not None and ddp is not None and ddp.has_local_gradients()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            f"lockstep.optim.{type(self).__name__}: copied or pickled", hint="copy or save its state_dict()"
-        )
+        raise self._error("copied or pickled", hint="copy or save its state_dict()")
 
     @property
     def state(self) -> Any:
@@ -161,8 +157,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The options of a group, with numbers in the place of tensors."""
         for name in ("maximize", "differentiable"):
             if group.get(name):
-                raise UsageError(
-                    f"lockstep.optim.{type(self).__name__}: a group has {name}={group[name]!r}; expected False",
+                raise self._error(
+                    f"a group has {name}={group[name]!r}; expected False",
                     hint="negate the loss" if name == "maximize" else "use torch.optim",
                 )
         return {
@@ -180,8 +176,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises UsageError: the optimizer has all parameters of its DistributedDataParallel from the beginning."""
         if self._complete:
-            raise UsageError(
-                f"lockstep.optim.{type(self).__name__}: add_param_group() after the optimizer was made",
+            raise self._error(
+                "add_param_group() after the optimizer was made",
                 hint="pass `groups` to the constructor; for new parameters make a new DistributedDataParallel",
             )
         self._add_param_group(param_group)
@@ -278,7 +274,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _ordered_names(self) -> list[str]:
         """The names of the parameters, in the order of their numbers in torch's layout."""
-        return [self._names[id(p)] for group in self.param_groups for p in group["params"]]
+        return [self._names[id(p)] for p in parameters_of(self)]
 
 
 class Adam(FusedOptimizer):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from lockstep import _engine
+from lockstep._optimizer_state import parameters_of
 from lockstep.errors import CommError, UsageError
 from lockstep.horovod import elastic, operations
 from lockstep.horovod.operations import *  # noqa: F403
@@ -71,7 +72,7 @@ class _DistributedOptimizer:
         _optimizers.add(self)
 
     def _gradient_versions(self) -> list[Any]:
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters_of(self)]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
@@ -83,20 +84,19 @@ class _DistributedOptimizer:
 
     def _dense_gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The name and the gradient of each parameter that may have one; zeros where this rank computed none."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if not p.requires_grad:
-                    continue
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                if p.grad.is_sparse and not self._sparse_as_dense:
-                    raise UsageError(
-                        f"hvd.DistributedOptimizer: the gradient of {self._names[id(p)]} is sparse",
-                        hint="pass sparse_as_dense=True",
-                    )
-                if p.grad.is_sparse:
-                    p.grad = p.grad.to_dense()
-                yield self._names[id(p)], p.grad.detach()
+        for p in parameters_of(self):
+            if not p.requires_grad:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if p.grad.is_sparse and not self._sparse_as_dense:
+                raise UsageError(
+                    f"hvd.DistributedOptimizer: the gradient of {self._names[id(p)]} is sparse",
+                    hint="pass sparse_as_dense=True",
+                )
+            if p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+            yield self._names[id(p)], p.grad.detach()
 
     def _messages(self) -> Iterator[tuple[str, list[torch.Tensor]]]:
         """The gradients that are sent together, with their name: a large one alone, small ones of one dtype."""
@@ -124,8 +124,6 @@ class _DistributedOptimizer:
         if operations.size() == 1:
             self._synchronized = True
             return
-        before = 1 / self._predivide_factor if self._op == operations.Average else 1.0
-        after = self._predivide_factor if self._op == operations.Average else 1.0
         counts = f"after {self._num_zero_grads} zero_grad() calls"
         if self._surplus_passes:
             counts += f", {self._surplus_passes} backward() calls without step()"
@@ -136,8 +134,9 @@ class _DistributedOptimizer:
             if sent.nbytes < _PACKED_BYTES:
                 sent = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 unpacked += zip(gradients, sent.split([gradient.numel() for gradient in gradients]), strict=True)
-            arguments = self._op, f"{name} {counts}", before, after, self._compression
-            handles.append(operations.start_allreduce(sent, sent, *arguments))
+            factors = 1 / self._predivide_factor, self._predivide_factor  # 1 unless the operation is Average
+            started = operations.start_allreduce(sent, sent, self._op, f"{name} {counts}", *factors, self._compression)
+            handles.append(started)
         for handle in handles:
             handle.wait()
         for gradient, part in unpacked:
@@ -198,7 +197,7 @@ def DistributedOptimizer(
     chosen = operations.op_of(None, op)
     if gradient_predivide_factor != 1.0 and chosen != operations.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    listed = parameters_of(optimizer)
     if named_parameters is None:
         named = [(f"parameter {index}", p) for index, p in enumerate(listed)]
     else:

@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,21 +18,6 @@ import torch
 from lockstep.checkpoint import TrainingState
 from lockstep.errors import UsageError
 from lockstep.horovod import operations
-
-_HANDLED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-
-
-class _Values:
-    """The members of a state that are plain values."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.values)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.values.update(saved)
 
 
 class TorchState:
@@ -62,7 +48,7 @@ class TorchState:
             raise UsageError(f'TorchState: "{wrong[0]}" begins with "_"; such attributes are not saved')
         handled = {name: member for name, member in members.items() if _is_handled(member)}
         self._handled = {"model": model, "optimizer": optimizer, **handled}
-        self._values = _Values({name: value for name, value in members.items() if name not in handled})
+        self._values = {name: value for name, value in members.items() if name not in handled}
         self._callbacks: list[Callable[[], object]] = []
         self._checkpoints: TrainingState | None = None
         self._folder = ""
@@ -70,7 +56,7 @@ class TorchState:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
-            for members in (self._handled, self._values.values):
+            for members in (self._handled, self._values):
                 if name in members:
                     return members[name]
         raise AttributeError(name)
@@ -81,7 +67,7 @@ class TorchState:
         elif name in self._handled:
             raise UsageError(f"TorchState: {name} cannot be replaced; change it, or make a state with the new one")
         else:
-            self._values.values[name] = value
+            self._values[name] = value
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
         """run() calls them when it continues after a restart."""
@@ -104,7 +90,7 @@ class TorchState:
                 operations.broadcast_parameters(member.state_dict(), 0)
             elif isinstance(member, torch.optim.Optimizer):
                 operations.broadcast_optimizer_state(member, 0)
-        self._values.values.update(operations.broadcast_object(dict(self._values.values), 0))
+        self._values.update(operations.broadcast_object(self._values, 0))
 
     def _open(self) -> TrainingState:
         if self._checkpoints is None:
@@ -114,7 +100,8 @@ class TorchState:
             for name, member in self._handled.items():
                 if member is not None:
                     state.add(name, member, self.model if isinstance(member, torch.optim.Optimizer) else None)
-            self._checkpoints = state.add("members", self._values)
+            values = types.SimpleNamespace(state_dict=self._values.copy, load_state_dict=self._values.update)
+            self._checkpoints = state.add("members", values)
         return self._checkpoints
 
     def _begin(self) -> None:
@@ -149,7 +136,8 @@ def _make_folder() -> str:
 
 
 def _is_handled(member: Any) -> bool:
-    return isinstance(member, _HANDLED) or (hasattr(member, "state_dict") and hasattr(member, "load_state_dict"))
+    """As modules, optimizers and schedules are."""
+    return hasattr(member, "state_dict") and hasattr(member, "load_state_dict")
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
