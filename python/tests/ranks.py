@@ -1,4 +1,4 @@
-"""Runs functions of tests on the ranks of a job, which stay for all tests of a file.
+"""Runs functions of tests on the ranks of a job, which stay for the tests of all files that one pytest runs.
 
 >>> @on_ranks(1, 2)
 ... def test_sum(world):
@@ -6,8 +6,8 @@
 ...     world.all_reduce(tensor)
 ...     assert tensor[0] == world.size
 
-The function runs on every rank; an exception on one fails the test. A file's ranks are started at its first test with
-their number, by `lockstep run`. Tests that end the ranks, or close their world, ask for ranks of their own:
+The function runs on every rank; an exception on one fails the test. The ranks are started at the first test with their
+number, by `lockstep run`. Tests that end the ranks, or close their world, ask for ranks of their own:
 on_ranks(2, fresh=True). Temporary files of the ranks are removed when these have ended.
 """
 
@@ -102,25 +102,26 @@ class Ranks:
 
 
 class Pool:
-    """The ranks of the file that is being tested."""
+    """The ranks that stay, by their number."""
 
     def __init__(self):
-        self.file, self.jobs = None, {}
+        self.jobs = {}
 
-    def ranks(self, file, size):
-        if file != self.file:
-            self.close()
-            self.file = file
+    def run(self, size, function):
+        """Runs the function on `size` ranks; after an error, the next test gets new ones."""
         if size in self.jobs and self.jobs[size].job.poll() is not None:
             self.jobs.pop(size).close()
         if size not in self.jobs:
             self.jobs[size] = Ranks(size)
-        return self.jobs[size]
+        try:
+            self.jobs[size].run(function)
+        except BaseException:
+            self.jobs.pop(size).close()
+            raise
 
     def close(self):
         for job in self.jobs.values():
             job.close()
-        self.jobs = {}
 
 
 def on_ranks(*sizes, fresh=False):
@@ -130,7 +131,7 @@ def on_ranks(*sizes, fresh=False):
         @pytest.mark.parametrize("size", sizes)
         def test(rank_pool, size):
             if not fresh:
-                rank_pool.ranks(function.__code__.co_filename, size).run(function)
+                rank_pool.run(size, function)
                 return
             ranks = Ranks(size)
             try:
