@@ -13,8 +13,8 @@ CTEST_ARGS ?=
 CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
-.PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards wheel \
-        bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
+.PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards \
+        wheel wheels bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
@@ -27,6 +27,7 @@ help:
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
 	@echo "make wheel           build the Python package for pip, with the programs and the C++ SDK, in build/wheel"
+	@echo "make wheels          the same for every CPython and every torch that it supports (40 minutes), in build/wheels"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
 	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
 	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
@@ -90,6 +91,10 @@ unit-module: configure
 
 wheel: configure
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheel.sh $(BUILD) build/wheel
+
+# MINORS: of torch, 11 to 15 by default; docs/how-to/wheel.md. 40 minutes on two cores.
+wheels: configure
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh build/wheels $(MINORS)
 
 # At its end it names in one line the tests that need what this machine lacks, such as root or a GPU.
 test: test-tools build-tests wheel

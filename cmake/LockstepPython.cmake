@@ -1,8 +1,12 @@
 # Finds what the Python package needs: the python3 that has the libtorch of this build, and its headers (Debian:
 # python3-dev). pybind11 (BSD) is part of torch's headers. Without them, and with sanitizers, Lockstep is built without
-# the package.
+# the package. LOCKSTEP_CPYTHONS names headers instead (python/CMakeLists.txt).
 set(LOCKSTEP_PYTHON no)
 if(LOCKSTEP_SANITIZE)
+  return()
+endif()
+if(LOCKSTEP_CPYTHONS)
+  set(LOCKSTEP_PYTHON yes)
   return()
 endif()
 file(GLOB interpreters "${LOCKSTEP_TORCH_ROOT}/../../../../bin/python3")
@@ -29,7 +33,7 @@ sysconfig.get_config_var('EXT_SUFFIX'), sysconfig.get_python_version(), sep=';')
      AND LOCKSTEP_SODIUM_SHARED_LIBRARY)
     set(LOCKSTEP_PYTHON yes)
     set(LOCKSTEP_PYTHON_INTERPRETER "${interpreter}")
-    set(LOCKSTEP_PYTHON_INCLUDE "${include}")
+    set(LOCKSTEP_CPYTHONS "${include}=${LOCKSTEP_PYTHON_SUFFIX}")
     break()
   endif()
 endforeach()

@@ -1,7 +1,7 @@
 # The files of the wheel: the component `wheel`, whose prefix is Python's site-packages. scikit-build-core
 # (pyproject.toml) builds the target `wheel`, installs this component, and adds the Python files itself.
 #
-#   lockstep/_C...so, _build.py    the extension, for one CPython and one minor version of torch
+#   lockstep/_torch_2_N            the extension for this minor version of torch, and those in LOCKSTEP_EXTENSIONS
 #   _lockstep_hook, lockstep_hook.pth   the watch of programs with torch.distributed
 #   lockstep/sdk/                  for find_package(Lockstep): headers, modules, the static libraries that they need
 #   the scripts folder             the programs; they find the libtorch in site-packages beside them
@@ -31,8 +31,9 @@ install(TARGETS lockstep_program lockstep_bench_in_wheel lockstep_probe_in_wheel
 lockstep_install_data("${SKBUILD_DATA_DIR}/share" "${SKBUILD_DATA_DIR}/share/man" ${in_wheel})
 
 # The package.
-set_target_properties(lockstep_python PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
-install(TARGETS lockstep_python LIBRARY DESTINATION lockstep ${in_wheel})
+if(LOCKSTEP_EXTENSIONS)  # those that scripts/wheels.sh has built, in the folder lockstep of this one
+  install(DIRECTORY "${LOCKSTEP_EXTENSIONS}/lockstep" DESTINATION . ${in_wheel})
+endif()
 install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/_build.py" DESTINATION lockstep ${in_wheel})
 install(FILES "${PROJECT_SOURCE_DIR}/python/_lockstep_backend.py" DESTINATION . ${in_wheel})  # of the entry points
 lockstep_install_hook(. ${in_wheel})

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# wheel.sh BUILD OUT: builds the wheel for the torch and the CPython of .deps/python, and the source distribution, and
-# puts both into OUT. BUILD is the folder of a release build, which then compiles only what is missing. auditwheel gives
-# the wheel the oldest manylinux tag that its symbols allow, and adds libsodium.
+# wheel.sh BUILD OUT: builds the wheel for the torch and the CPython of .deps/python, and for those of the extensions in
+# the folder LOCKSTEP_EXTENSIONS, and the source distribution, and puts both into OUT. BUILD is the folder of a release
+# build, which then compiles only what is missing. auditwheel gives the wheel the oldest manylinux tag that its symbols
+# allow, and adds libsodium.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1 out=$2
@@ -10,7 +11,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index \
-  --config-settings=build-dir="$build" --wheel-dir "$work/plain" .
+  --config-settings=build-dir="$build" --config-settings=cmake.define.LOCKSTEP_EXTENSIONS="${LOCKSTEP_EXTENSIONS-}" \
+  --wheel-dir "$work/plain" .
 # libtorch is that of the installed torch. libstdc++, libgcc_s and zlib are the system's on every manylinux.
 PATH="$PWD/.deps/python/bin:$PATH" "$python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
   --wheel-dir "$work/repaired" "$work"/plain/*.whl >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }

@@ -14,9 +14,12 @@ $ lockstep run -n 4 python train.py
 """
 
 # ruff: noqa: E402
+import pathlib
+
 from lockstep import _compatibility
 
-_compatibility.check()  # imports torch, whose libraries the extension needs
+# Where `_C` is. Imports torch, whose libraries it needs.
+__path__.append(_compatibility.find(pathlib.Path(__file__).parent))
 
 import _lockstep_backend
 

@@ -1,3 +1,1 @@
 VERSION: str
-TORCH: str
-PYTHON: str

@@ -1,7 +1,17 @@
-"""What `import lockstep` leaves as it is, and what the first fused optimizer replaces. One rank; no launcher."""
+"""Which extension `import lockstep` takes, what it leaves as it is, and what the first fused optimizer replaces. One
+rank; no launcher."""
 
+import re
 import subprocess
 import sys
+import sysconfig
+import types
+
+import pytest
+
+from lockstep import _compatibility
+
+BUILT = {11: ("310", "311", "314"), 12: ("310", "311", "314"), 15: ("311", "314", "315")}
 
 # Every attribute of torch's modules and of their classes, what their functions enclose, and sys.exit().
 FIND_CHANGES = """
@@ -67,3 +77,66 @@ def test_import_changes_nothing_of_torch():
 
 def test_functions_of_an_unknown_torch():
     run(TRAIN)
+
+
+@pytest.fixture
+def choose(tmp_path, monkeypatch):
+    """Returns the folder, in one with extensions for BUILT, that a CPython with this tag and this torch take."""
+    for minor, tags in BUILT.items():
+        (tmp_path / f"_torch_2_{minor}").mkdir()
+        for tag in tags:
+            (tmp_path / f"_torch_2_{minor}/_C.cpython-{tag}-x86_64-linux-gnu.so").touch()
+
+    def find(tag, torch):
+        suffix = f".cpython-{tag}-x86_64-linux-gnu.so"
+        values = {"EXT_SUFFIX": suffix, "Py_GIL_DISABLED": tag.endswith("t")}
+        monkeypatch.setattr(sysconfig, "get_config_var", values.__getitem__)
+        monkeypatch.setattr(sys, "version_info", types.SimpleNamespace(major=3, minor=int(tag.strip("t")[1:])))
+        monkeypatch.setitem(sys.modules, "torch", torch and types.SimpleNamespace(__version__=torch))
+        return _compatibility.find(tmp_path).removeprefix(f"{tmp_path}/")
+
+    return find
+
+
+@pytest.mark.parametrize(
+    "version, folder",
+    [
+        ("2.11.0", "_torch_2_11"),
+        ("2.11.1+cpu", "_torch_2_11"),
+        ("2.12.10+cu130", "_torch_2_12"),
+        ("2.15.0+rocm7.1", "_torch_2_15"),
+        ("2.15.3+xpu", "_torch_2_15"),
+    ],
+)
+def test_releases_have_an_extension(choose, version, folder):
+    assert choose("314", version) == folder
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["2.11.0a0+c0ffee.nv26.05", "2.15.0rc1", "2.12.0.dev20260101+cu130", "2.11.0+gitabc", "2.13.0", "2.16.0", "2.10.0"],
+)
+def test_another_torch_is_named(choose, version):
+    with pytest.raises(
+        ImportError, match=rf"built for torch 2\.11, 2\.12 and 2\.15, but this is torch {re.escape(version)}; "
+    ):
+        choose("314", version)
+
+
+def test_torch_of_this_cpython(choose):
+    """One minor version has no extension for each CPython, as torch has not."""
+    with pytest.raises(ImportError, match=r"built for torch 2\.11 and 2\.12, but this is torch 2\.15\.0; "):
+        choose("310", "2.15.0")
+    assert choose("315", "2.15.0") == "_torch_2_15"
+
+
+def test_cpython_is_looked_at_first(choose):
+    with pytest.raises(ImportError, match=r"CPython 3\.10, 3\.11, 3\.14 and 3\.15, but this is CPython 3\.9; "):
+        choose("39", None)
+    with pytest.raises(ImportError, match=r"but this is free-threaded CPython 3\.14; "):
+        choose("314t", "2.15.0")
+
+
+def test_no_torch(choose):
+    with pytest.raises(ImportError, match=r"but there is no torch: pip install 'torch>=2\.11,<2\.16'$"):
+        choose("311", None)

@@ -93,7 +93,7 @@ def test_content():
     assert file.stat().st_size <= 25e6
     names = zipfile.ZipFile(file).namelist()
     libraries = [name.rpartition("/")[2] for name in names if ".so" in name]
-    assert all(re.match(r"_C\.|libsodium|liblockstep_watch", name) for name in libraries), libraries
+    assert all(re.match(r"_C\.|libsodium|liblockstep_(watch|core)", name) for name in libraries), libraries
     assert any(name.startswith("libsodium") for name in libraries)
     programs = {name.rpartition("/")[2] for name in names if "/scripts/" in name and not name.endswith("/")}
     assert programs == {"lockstep", "lockstep-bench", "lockstep-probe"}
@@ -158,17 +158,15 @@ def test_without_torch(without_torch):
     assert sorted(re.findall(r"rank \d", said)) == ["rank 0", "rank 1"]
     last = without_torch.run("python", "-c", "import lockstep", expect=1).splitlines()[-1]
     assert re.fullmatch(
-        r"ImportError: lockstep .* was built for torch 2\.11 and CPython 3\.\d+, but there is no torch: .*", last
+        r"ImportError: lockstep .* was built for torch 2\.11, but there is no torch: pip install 'torch>=2\.11,<2\.12'",
+        last,
     )
 
 
-@pytest.mark.parametrize("torch, python, named", [("2.15.0", None, "torch 2.15.0"), ("2.11.0", "3.99", "CPython 3.99")])
-def test_other_versions_are_named(without_torch, torch, python, named):
-    folder = without_torch.write(f"other/{torch}/torch/__init__.py", f"__version__ = '{torch}'").parents[1]
-    line = "import platform; platform.python_version_tuple = lambda: ('3', '99', '0'); " if python else ""
-    said = without_torch.run("python", "-c", line + "import lockstep", expect=1, PYTHONPATH=str(folder))
-    last = said.splitlines()[-1]
-    assert last.startswith("ImportError: lockstep ") and named in last and "pip install" in last
+def test_another_torch_is_named(without_torch):
+    folder = without_torch.write("other/torch/__init__.py", "__version__ = '2.15.0'").parents[1]
+    last = without_torch.run("python", "-c", "import lockstep", expect=1, PYTHONPATH=str(folder)).splitlines()[-1]
+    assert last.startswith("ImportError: lockstep ") and "torch 2.15.0" in last and "pip install" in last
 
 
 def cmake_package(environment):
