@@ -15,7 +15,7 @@ namespace lockstep::base {
 // The values of variables and of the options of the same meaning.
 inline constexpr std::array kTransports = {"auto", "self", "shm", "hierarchy", "tcp", "mpi", "nccl"};
 inline constexpr std::array kCrossHostTransports = {"auto", "tcp", "mpi"};
-inline constexpr std::array kRankSources = {"auto", "none", "lockstep", "torchrun", "mpi", "slurm", "pmi"};
+inline constexpr std::array kRankSources = {"auto", "none", "lockstep", "torchrun", "mpi", "slurm", "pmi", "pod"};
 inline constexpr std::array kInstructionSets = {"baseline", "avx2", "avx512"};
 inline constexpr std::array kLogLevels = {"quiet", "info"};
 
@@ -118,6 +118,17 @@ struct Env : EnvReader {
   Value torchelastic_run_id = text("TORCHELASTIC_RUN_ID");  ///< set by torchrun only
   Value torchelastic_restart_count = text("TORCHELASTIC_RESTART_COUNT");
   Value torchelastic_use_agent_store = text("TORCHELASTIC_USE_AGENT_STORE");  ///< True when torchrun holds MASTER_PORT
+
+  // Set in each pod by operators of Kubernetes and other platforms (job/identity/pod.h).
+  Value pet_node_rank = text("PET_NODE_RANK");            ///< index of this pod
+  Value pet_nnodes = text("PET_NNODES");                  ///< number of pods, or a range such as 1:4
+  Value pet_nproc_per_node = text("PET_NPROC_PER_NODE");  ///< ranks in each pod: a number, auto, gpu or cpu
+  Value pet_master_addr = text("PET_MASTER_ADDR");        ///< host name of pod 0
+  Value pet_master_port = text("PET_MASTER_PORT");
+  Value nproc_per_node = text("NPROC_PER_NODE");              ///< ranks in each pod
+  Value job_completion_index = text("JOB_COMPLETION_INDEX");  ///< index of this pod
+  Value sm_hosts = text("SM_HOSTS");                          ///< names of all hosts, as a list in JSON
+  Value sm_current_host = text("SM_CURRENT_HOST");            ///< name of this host
 
   // Set by mpirun (Open MPI) and by other launchers that implement PMI.
   Value ompi_comm_world_rank = text("OMPI_COMM_WORLD_RANK");

@@ -37,6 +37,10 @@ static_assert(kReconnectGrace > kHeartbeatInterval, "the heartbeat is what recon
 inline constexpr std::chrono::seconds kDefaultTimeout{300};
 /// LOCKSTEP_JOIN_TIMEOUT: how long init() waits for all ranks.
 inline constexpr std::chrono::seconds kDefaultJoinTimeout{60};
+/// The same if no launcher has started the ranks on each host: pods of one job may start minutes apart.
+inline constexpr std::chrono::seconds kDefaultPodJoinTimeout{600};
+/// A rank that waits to connect, or rank 0 for others in init(), says at this interval for what.
+inline constexpr std::chrono::seconds kJoinReportInterval{30};
 
 /// A wait publishes itself in the store, and polls it for the first time, after this time.
 inline constexpr std::chrono::milliseconds kFirstWaitPoll{200};

@@ -68,6 +68,7 @@ void open_rank_zero_store(World& world, const ExternalRendezvous* rendezvous, De
     base::log_warning("this job has no key: any process that can connect to " + to_string(id.address) +
                       " can join it. Set LOCKSTEP_KEY_FILE to a file with a key");
   if (id.rank == 0 && !world.server) {
+    base::net::wait_for_name(id.address, deadline);
     try {
       const base::net::Address all_networks{"0.0.0.0", id.address.port};
       world.server =
@@ -192,18 +193,21 @@ Settings parse_settings(const InitOptions& options, const ExternalRendezvous* re
   };
   env.check();
   base::simd::best_instruction_set();  // one that this CPU lacks fails here, not in a step
-  Settings settings{
-      .identity = rendezvous ? identity_of(*rendezvous)
-                             : job::identity::identify(
-                                   env, {options.rank, options.world_size, options.address, options.env_from}),
-      .timeout = options.timeout.value_or(env.lockstep_timeout.value_or(base::kDefaultTimeout)),
-      .join_timeout = options.join_timeout.value_or(env.lockstep_join_timeout.value_or(base::kDefaultJoinTimeout)),
-      .transport = text(options.transport, env.lockstep_transport),
-      .cross_host_transport = CrossHostTransport::kNone,
-      .device = parse_device(text(options.device, env.lockstep_device)),
-      .arena = options.arena ? options.arena : env.lockstep_arena,
-      .interface = env.lockstep_interface.value_or(""),
-      .injection = {}};
+  Settings settings{.identity = rendezvous ? identity_of(*rendezvous)
+                                           : job::identity::identify(env, {options.rank, options.world_size,
+                                                                           options.address, options.env_from}),
+                    .timeout = options.timeout.value_or(env.lockstep_timeout.value_or(base::kDefaultTimeout)),
+                    .join_timeout = {},
+                    .transport = text(options.transport, env.lockstep_transport),
+                    .cross_host_transport = CrossHostTransport::kNone,
+                    .device = parse_device(text(options.device, env.lockstep_device)),
+                    .arena = options.arena ? options.arena : env.lockstep_arena,
+                    .interface = env.lockstep_interface.value_or(""),
+                    .injection = {}};
+  const std::string& source = settings.identity.source;
+  settings.join_timeout = options.join_timeout.value_or(env.lockstep_join_timeout.value_or(
+      source == "pod" || (source == "env://" && !env.local_rank) ? base::kDefaultPodJoinTimeout
+                                                                 : base::kDefaultJoinTimeout));
   if (env.lockstep_inject) settings.injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   settings.cross_host_transport = choose_cross_host_transport(
       settings.identity, text(options.cross_host_transport, env.lockstep_cross_host_transport));

@@ -17,8 +17,8 @@ struct InitOptions {
   std::optional<int> world_size = {};
   /// "host:port" of rank 0, for explicit ranks.
   std::string address = {};
-  /// The launcher whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm"
-  /// or "pmi". Defaults to LOCKSTEP_ENV_FROM, else "auto".
+  /// The launcher whose environment variables define the rank: "auto", "none", "lockstep", "torchrun", "mpi", "slurm",
+  /// "pmi" or "pod". Defaults to LOCKSTEP_ENV_FROM, else "auto".
   std::string env_from = {};
   /// "auto", "self", "shm", "hierarchy", "tcp", "mpi" or "nccl". Defaults to LOCKSTEP_TRANSPORT, else "auto". Tensors
   /// on GPUs use NCCL with "auto" if every rank has a GPU of its own, and with "nccl", which equals "auto" for CPU
@@ -33,7 +33,8 @@ struct InitOptions {
   /// Whether CPU tensors that are created after init() are allocated in the arena (arena/arena.h). Defaults to
   /// LOCKSTEP_ARENA, else to true with the transports shm and hierarchy.
   std::optional<bool> arena = {};
-  /// How long init() waits for all ranks to join. Defaults to LOCKSTEP_JOIN_TIMEOUT (seconds), else 60 s.
+  /// How long init() waits for all ranks to join. Defaults to LOCKSTEP_JOIN_TIMEOUT (seconds), else 60 s, or 600 s
+  /// in pods and with plain RANK and WORLD_SIZE.
   std::optional<std::chrono::milliseconds> join_timeout = {};
   /// How long a rank waits for ranks that make no progress; 0 means no limit. Defaults to LOCKSTEP_TIMEOUT (seconds),
   /// else 300 s.

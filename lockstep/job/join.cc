@@ -15,6 +15,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/net/boot_id.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/fatal.h"
 
 namespace lockstep::job {
@@ -89,13 +90,27 @@ void throw_if_job_failed(Store& store, const identity::Identity& id, Deadline de
   if (cause) throw CommError(cause->cause, "init", id.rank, cause->rank, cause->detail, cause->hint);
 }
 
+/// Says which ranks have not joined yet.
+void report_missing(Store& store, const identity::Identity& id, Deadline deadline) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < id.world_size; ++rank)
+    if (!store.find(member_key(rank), deadline)) missing.push_back(rank);
+  base::log_warning("init() waits for " + std::to_string(missing.size()) + " of " + std::to_string(id.world_size) +
+                    " ranks at " + to_string(id.address) + ", for at most " + base::seconds_text(deadline.remaining()) +
+                    " more: " + base::joined(missing));
+}
+
 std::vector<Member> wait_for_members(Store& store, const identity::Identity& id, Deadline deadline) {
   std::vector<Member> members(static_cast<std::size_t>(id.world_size));
+  Deadline report = Deadline::in(base::kJoinReportInterval);
   for (int rank = 0; rank < id.world_size; ++rank) {
     std::optional<std::string> text;
     while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kPollInterval))))) {
       throw_if_job_failed(store, id, deadline);
       if (deadline.expired()) break;
+      if (id.rank != 0 || !report.expired()) continue;
+      report_missing(store, id, deadline);
+      report = Deadline::in(base::kJoinReportInterval);
     }
     if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
   }

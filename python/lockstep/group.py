@@ -353,12 +353,12 @@ def init(
 
     Args:
         rank, world_size, address: replace the launcher's variables; address is "host:port" of rank 0.
-        env_from: whose variables: "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi".
+        env_from: whose variables: "auto", "none", "lockstep", "torchrun", "mpi", "slurm", "pmi" or "pod".
         transport: "auto", "self", "shm", "hierarchy", "tcp", "mpi" or "nccl".
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         cross_host_transport: "auto", "tcp" or "mpi", between hosts.
         arena: whether later CPU tensors are in shared memory.
-        join_timeout: seconds to wait for all ranks (60).
+        join_timeout: seconds to wait for all ranks (60; in pods and with plain RANK and WORLD_SIZE 600).
         timeout: seconds to wait for ranks that make no progress (300); 0: no limit.
 
     Raises:

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/timeouts.h"
 
@@ -158,8 +159,24 @@ bool is_unreachable(int error_number) {
          error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
+void wait_for_name(const Address& address, Deadline deadline) {
+  constexpr std::chrono::milliseconds pause(500);
+  for (bool is_first = true;; is_first = false) {
+    try {
+      resolve(address, false);
+      return;
+    } catch (const UsageError& error) {
+      if (deadline.remaining() <= pause) throw;
+      if (is_first) log_warning(std::string(error.what()) + "; trying again for " + seconds_text(deadline.remaining()));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) {
+  wait_for_name(address, deadline);
   const AddrInfo info = resolve(address, false);
+  Deadline report = Deadline::in(kJoinReportInterval);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     int error = 0;
     bool lo_is_down = true;
@@ -179,6 +196,11 @@ Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) 
     if (deadline.expired() || (refusal_is_final && error == ECONNREFUSED))
       throw PeerLostError(Cause::kCoordinatorLost, "connect", -1, -1,
                           "cannot connect to " + to_string(address) + ": " + std::strerror(error));
+    if (report.expired()) {
+      log_warning("cannot connect to " + to_string(address) + ": " + std::strerror(error) + "; trying again for " +
+                  seconds_text(deadline.remaining()));
+      report = Deadline::in(kJoinReportInterval);
+    }
     std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
   }
 }

@@ -55,13 +55,17 @@ Fd try_accept(int listener);
 /// the host may be up and only the process there may have ended.
 bool is_unreachable(int error_number);
 
-/// Connects to `address`. Retries until the deadline, because the peer may not listen yet. If `refusal_is_final` is
-/// set, a refused connection is an error at once; use it for an address where a process has listened before. Throws
-/// PeerLostError (kCoordinatorLost) with the address and the last error, and Error (kResource) at once if the interface
-/// lo is down and the address is on it. The connection has TCP_NODELAY. It fails with ETIMEDOUT within 2 s after the
-/// peer's host has sent no packet for host_timeout(), even if no data was in flight. An interruption of the network
-/// that is shorter than host_timeout() only delays it (before Linux 6.15: than half of it, because the kernel doubles
-/// the time between retransmissions).
+/// Blocks until the host name of `address` can be resolved: in a cluster, it may be known only some time after its
+/// processes have started. Logs a warning once if it cannot. Throws UsageError at the deadline.
+void wait_for_name(const Address& address, Deadline deadline);
+
+/// Connects to `address`. Retries until the deadline, because its name may not be known and the peer not listen yet. If
+/// `refusal_is_final` is set, a refused connection is an error at once; use it for an address where a process has
+/// listened before. Throws PeerLostError (kCoordinatorLost) with the address and the last error, and Error (kResource)
+/// at once if the interface lo is down and the address is on it. The connection has TCP_NODELAY. It fails with
+/// ETIMEDOUT within 2 s after the peer's host has sent no packet for host_timeout(), even if no data was in flight. An
+/// interruption of the network that is shorter than host_timeout() only delays it (before Linux 6.15: than half of it,
+/// because the kernel doubles the time between retransmissions).
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
 /// Lets the connection stay while the peer leaves what has been sent to it unread, because it is busy, for however

@@ -5,6 +5,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/identity/node_list.h"
+#include "lockstep/job/identity/pod.h"
 
 namespace lockstep::job::identity {
 namespace {
@@ -83,9 +84,19 @@ void check_no_inner_torchrun(const Env& env, const Identity& id) {
                    "their own");
 }
 
+/// Throws UsageError if this process alone is in a pod for which the variables ask for several ranks.
+void check_one_rank_per_pod(const Pod& pod) {
+  if (pod.ranks_per_pod <= 1) return;
+  throw UsageError(
+      "the variables of this pod ask for " + std::to_string(pod.ranks_per_pod) + " ranks in it (" + pod.variables +
+          "), but this process is one, without LOCAL_RANK",
+      "start the ranks of each pod with torchrun, which reads these variables; or ask for one rank per pod");
+}
+
 Identity from_torchrun(const Env& env, const char* source) {
   Identity id{.source = source};
   read_rank_and_size(id, "RANK", env.rank, "WORLD_SIZE", env.world_size);
+  if (const std::optional<Pod> pod = find_pod(env)) check_one_rank_per_pod(*pod);
   read_index_and_count("LOCAL_RANK", env.local_rank, "LOCAL_WORLD_SIZE", env.local_world_size, id.local_rank,
                        id.local_world_size);
   read_index_and_count("GROUP_RANK", env.group_rank, "GROUP_WORLD_SIZE", env.group_world_size, id.node_rank,
@@ -190,6 +201,28 @@ bool is_slurm_step(const Env& env) {
   return env.slurm_procid && env.slurm_step_id && base::parse_int(*env.slurm_step_id).value_or(0) < kFirstSpecialStep;
 }
 
+/// One rank in each pod.
+Identity from_pod(const Env& env) {
+  const std::optional<Pod> pod = find_pod(env);
+  if (!pod)
+    throw UsageError("LOCKSTEP_ENV_FROM is pod, but no variable of a pod is set, such as PET_NODE_RANK and PET_NNODES");
+  if (pod->index < 0 || pod->num_pods < 0 || (pod->num_pods > 1 && (!pod->host || !pod->port)))
+    throw UsageError(
+        "this is one of several pods (" + pod->variables + "), but no variables name " +
+            (pod->index < 0 || pod->num_pods < 0 ? "its index and their number" : "the address of the first"),
+        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each; LOCKSTEP_ENV_FROM=none makes each a "
+        "world of size one");
+  check_one_rank_per_pod(*pod);
+  Identity id{.source = "pod", .rank = pod->index, .world_size = pod->num_pods};
+  if (id.rank >= id.world_size)
+    throw UsageError("the index of this pod is not below the number of pods: " + pod->variables);
+  if (id.world_size == 1) return id;
+  id.store = StoreKind::kRankZero;
+  id.address = {*pod->host,
+                static_cast<std::uint16_t>(parse_number("the port of the first pod", *pod->port, 1, 65535))};
+  return id;
+}
+
 Identity from_explicit(const ExplicitIdentity& given) {
   Identity id{.source = "explicit"};
   const auto text = [](const std::optional<int>& value) -> Env::Value {
@@ -220,7 +253,9 @@ std::string_view detect_source(const Env& env) {
   // PMI and SLURM have the same rank numbers.
   if (by_slurm && !(by_pmi && env.mpi_localrankid)) return "slurm";
   if (by_pmi) return "pmi";
-  return env.pmix_rank ? "pmix" : "none";
+  if (env.pmix_rank) return "pmix";
+  const std::optional<Pod> pod = find_pod(env);
+  return pod && pod->num_pods != 1 ? "pod" : "none";
 }
 
 /// Returns the source that `name`, one of kRankSources, selects.
@@ -262,6 +297,7 @@ Identity identify(const Env& env, const ExplicitIdentity& given) {
   if (source == "slurm") return from_slurm(env);
   if (source == "pmi") return from_pmi(env);
   if (source == "pmix") return from_pmix(env);
+  if (source == "pod") return from_pod(env);
   return {.source = "none"};
 }
 

@@ -24,7 +24,8 @@ enum class StoreKind {
 /// The rank of this process and its position among the hosts. Members that are -1 or empty are unknown until
 /// job::join() has compared the hosts of all ranks.
 struct Identity {
-  /// Where the values come from: "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "explicit" or "none".
+  /// Where the values come from: "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "pod", "explicit"
+  /// or "none".
   std::string source;
   int rank = 0;
   int world_size = 1;
@@ -50,10 +51,10 @@ struct ExplicitIdentity {
 };
 
 /// Determines the identity of a process. Pure. Uses the first of these sources that is present: `given`, Lockstep's
-/// variables, torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, those of a SLURM step, PMI's, PMIx's. Without
-/// any of them, the process is a world of size one. PMI precedes SLURM if Hydra set the variables of PMI, because then
-/// the SLURM step consists of Hydra's daemons. LOCKSTEP_ENV_FROM selects one source; its value "pmi" selects PMIx if
-/// PMI_RANK is not set.
+/// variables, torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, those of a SLURM step, PMI's, PMIx's, those
+/// of a pod (pod.h). Without any of them, the process is a world of size one. PMI precedes SLURM if Hydra set the
+/// variables of PMI, because then the SLURM step consists of Hydra's daemons. LOCKSTEP_ENV_FROM selects one source; its
+/// value "pmi" selects PMIx if PMI_RANK is not set.
 ///
 /// The variables of MPI, PMI and SLURM do not contain the address of the store. With these sources, the address is
 /// LOCKSTEP_STORE, else MASTER_ADDR and MASTER_PORT. If none of these is set, a SLURM step uses its first host
@@ -64,9 +65,10 @@ struct ExplicitIdentity {
 /// contradict each other.
 Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
 
-/// Returns the source that identify() reads, without validating any value: "lockstep", "torchrun", "env://", "mpi",
-/// "slurm", "pmi", "pmix", or "none" if LOCKSTEP_ENV_FROM selects it. Returns "" if no launcher started this process as
-/// a rank, so that it may start ranks of its own. Throws UsageError if LOCKSTEP_ENV_FROM is invalid.
+/// Returns the source that identify() reads, without validating its values: "lockstep", "torchrun", "env://", "mpi",
+/// "slurm", "pmi", "pmix", "pod", or "none" if LOCKSTEP_ENV_FROM selects it. Returns "" if no launcher started this
+/// process as a rank, so that it may start ranks of its own. Throws UsageError if LOCKSTEP_ENV_FROM or a variable of a
+/// pod is invalid.
 std::string_view identity_source(const base::Env& env);
 
 /// Returns the port on which rank 0 of a SLURM step listens, from 15000 to 24999. Up to 10000 consecutive steps of a

@@ -22,6 +22,7 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
+#include "lockstep/job/identity/pod.h"
 #include "lockstep/job/injection.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/hosts/network_check.h"
@@ -441,6 +442,7 @@ class RestartLoop {
 int run(cli::RunOptions options) {
   if (options.host_timeout) base::net::set_host_timeout(*options.host_timeout);
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
+  if (options.hosts.empty() && options.env_from != "none") job::identity::check_is_only_pod(base::Env::this_process());
   check_min_hosts(options);
   process::check_proc();
   read_own_errors();  // which reports an invalid file now, and not when a rank has failed

@@ -123,5 +123,13 @@ TEST(Socket, TryAcceptDoesNotBlock) {
   EXPECT_FALSE(try_accept(listener.get()));
 }
 
+TEST(Socket, NameIsResolvedAgainUntilTheDeadline) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string text =
+      message_of<UsageError>([] { connect_to({"absent.invalid", 1}, Deadline::in(std::chrono::milliseconds(1200))); });
+  EXPECT_THAT(text, HasSubstr("cannot resolve host \"absent.invalid\""));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500)) << "it was tried twice";
+}
+
 }  // namespace
 }  // namespace lockstep::base::net

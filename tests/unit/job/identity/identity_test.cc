@@ -266,7 +266,7 @@ TEST(Identity, PrecedenceOfSources) {
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
   expect_refused({{"LOCKSTEP_ENV_FROM", "slurms"}},
-                 "LOCKSTEP_ENV_FROM is \"slurms\"; expected auto, none, lockstep, torchrun, mpi, slurm or pmi");
+                 "LOCKSTEP_ENV_FROM is \"slurms\"; expected auto, none, lockstep, torchrun, mpi, slurm, pmi or pod");
   expect_refused({{"LOCKSTEP_ENV_FROM", "torchrun"}}, "WORLD_SIZE is not set");
 }
 

@@ -1,0 +1,32 @@
+// The pod that this process is in, from variables that operators of Kubernetes and other platforms set once for each
+// pod. They name pods, not ranks: every process in a pod has the same ones.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "lockstep/base/env.h"
+
+namespace lockstep::job::identity {
+
+struct Pod {
+  int index = -1;               ///< from 0; -1: the variables do not say
+  int num_pods = -1;            ///< of the job; -1: the variables do not say, or only a range
+  int ranks_per_pod = 0;        ///< 0: the variables do not say, or leave it to the launcher ("auto", "gpu", "cpu")
+  base::Env::Value host, port;  ///< of pod 0
+  std::string variables;        ///< those that say so, with their values: "PET_NODE_RANK=1, PET_NNODES=2"
+};
+
+/// Returns the pod that the first of these groups of variables describes:
+///   PET_NODE_RANK, PET_NNODES, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT   Kubeflow: TrainJob, PyTorchJob
+///   RANK, WORLD_SIZE, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT                        Volcano, PAI-DLC, AIHC
+///   JOB_COMPLETION_INDEX                                                              JobSet and indexed Jobs
+///   SM_CURRENT_HOST, SM_HOSTS                                                         SageMaker
+/// Returns nullopt without any, and if this process has variables of its own rank, such as LOCAL_RANK: what started it
+/// inside the pod has read those of the pod. Pure. Throws UsageError if a value is not a number.
+std::optional<Pod> find_pod(const base::Env& env);
+
+/// Throws UsageError if find_pod() returns one of several pods: in each, a launcher would start a job of its own.
+void check_is_only_pod(const base::Env& env);
+
+}  // namespace lockstep::job::identity
