@@ -14,7 +14,7 @@ CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
 .PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards \
-        wheel wheels bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
+        wheel wheels test-wheels bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
@@ -95,6 +95,10 @@ wheel: configure
 # MINORS: of torch, 11 to 15 by default; docs/how-to/wheel.md. 40 minutes on two cores.
 wheels: configure
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh build/wheels $(MINORS)
+
+# The wheel of `make wheels` beside each torch, with each CPython of this machine. PAIRS: for example 3.13:2.15.
+test-wheels: setup
+	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheels/*.whl $(PAIRS)
 
 # At its end it names in one line the tests that need what this machine lacks, such as root or a GPU.
 test: test-tools build-tests wheel
