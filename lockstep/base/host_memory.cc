@@ -11,8 +11,6 @@
 namespace lockstep::base {
 namespace {
 
-using ReadFile = std::function<std::optional<std::string>(const std::string&)>;
-
 std::optional<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
   if (!file) return std::nullopt;
@@ -55,16 +53,24 @@ constexpr CgroupVersion kCgroupVersions[] = {
      {"total_inactive_file", "total_active_file", nullptr}},
 };
 
-/// Returns "/a/b" from the line "0::/a/b" or "4:memory:/a/b" of /proc/self/cgroup, and "/" without such a line.
-std::string own_cgroup(const ReadFile& read, const CgroupVersion& version) {
-  const auto text = read("/proc/self/cgroup");
-  for (const std::string& line : split(text.value_or(""), '\n')) {
-    const std::size_t controllers = line.find(':') + 1, path = line.find(":/", controllers);
+/// Calls `visit` with "/a/b", "/a" and "" for the line "0::/a/b" or "4:memory:/a/b" of /proc/self/cgroup, and with ""
+/// without such a line.
+template <typename Visit>
+void for_each_cgroup(const ReadFile& read, std::string_view controllers, const Visit& visit) {
+  std::string group = "/";
+  for (const std::string& line : split(read("/proc/self/cgroup").value_or(""), '\n')) {
+    const std::size_t begin = line.find(':') + 1, path = line.find(":/", begin);
     if (path == std::string::npos) continue;
-    const auto names = split(std::string_view(line).substr(controllers, path - controllers), ',');
-    if (std::find(names.begin(), names.end(), version.controllers) != names.end()) return line.substr(path + 1);
+    const auto names = split(std::string_view(line).substr(begin, path - begin), ',');
+    if (std::find(names.begin(), names.end(), controllers) == names.end()) continue;
+    group = line.substr(path + 1);
+    break;
   }
-  return "/";
+  for (;; group.resize(group.rfind('/'))) {
+    if (group == "/") group.clear();
+    visit(group);
+    if (group.empty()) return;
+  }
 }
 
 /// Returns what `group` and its children can still allocate; nullopt if it has no limit.
@@ -108,14 +114,32 @@ HostMemory HostMemory::from(const ReadFile& read) {
     limit({all > used ? all - used : 0, "", all, "/proc/meminfo, CommitLimit; vm.overcommit_memory is 2"});
   }
   for (const CgroupVersion& version : kCgroupVersions)
-    for (std::string group = own_cgroup(read, version);; group.resize(group.rfind('/'))) {
-      if (group == "/") group.clear();
+    for_each_cgroup(read, version.controllers, [&](const std::string& group) {
       if (auto left = left_in(read, version, group)) limit(std::move(*left));
-      if (group.empty()) break;
-    }
+    });
   return least;
 }
 
 HostMemory HostMemory::now() { return from(read_file); }
+
+double cpu_quota(const ReadFile& read) {
+  double least = std::numeric_limits<double>::infinity();
+  const auto limit = [&](const std::optional<std::uint64_t>& quota, const std::optional<std::uint64_t>& period) {
+    if (quota && period && *quota > 0 && *period > 0)
+      least = std::min(least, static_cast<double>(*quota) / static_cast<double>(*period));
+  };
+  for_each_cgroup(read, "", [&](const std::string& group) {
+    const std::string text = read("/sys/fs/cgroup" + group + "/cpu.max").value_or("");
+    const std::size_t space = text.find(' ');
+    if (space != std::string::npos) limit(parse_limit(text.substr(0, space)), parse_limit(text.substr(space + 1)));
+  });
+  for_each_cgroup(read, "cpu", [&](const std::string& group) {
+    const std::string folder = "/sys/fs/cgroup/cpu" + group;
+    limit(parse_limit(read(folder + "/cpu.cfs_quota_us")), parse_limit(read(folder + "/cpu.cfs_period_us")));
+  });
+  return least;
+}
+
+double cpu_quota() { return cpu_quota(read_file); }
 
 }  // namespace lockstep::base

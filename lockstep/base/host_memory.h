@@ -1,4 +1,4 @@
-// The memory that this process can still allocate on its host.
+// What the host and the control groups of this process leave to it: memory, and time of CPUs.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,9 @@
 #include <string>
 
 namespace lockstep::base {
+
+/// Returns the content of a file, or nullopt.
+using ReadFile = std::function<std::optional<std::string>(const std::string& path)>;
 
 /// The memory left to this process, and what limits it.
 struct HostMemory {
@@ -29,8 +32,14 @@ struct HostMemory {
   /// read imposes no limit.
   static HostMemory now();
   /// Like now(), but calls `read`, which returns the content of a file, to read each file. For tests.
-  static HostMemory from(const std::function<std::optional<std::string>(const std::string& path)>& read);
+  static HostMemory from(const ReadFile& read);
 };
+
+/// Returns how many CPUs' time the quotas of this process's control group and of its ancestors grant: the least of
+/// cpu.max of version 2, and of cpu.cfs_quota_us and cpu.cfs_period_us of version 1; infinity without a quota. `read`
+/// is for tests.
+double cpu_quota(const ReadFile& read);
+double cpu_quota();
 
 /// Returns `bytes` rounded down to mebibytes, "64 MiB", or to kibibytes if there are less: "512 KiB".
 std::string memory_text(std::uint64_t bytes);

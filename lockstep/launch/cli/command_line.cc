@@ -140,7 +140,8 @@ void add_device_options(OptionTable& table, RunOptions& run) {
              "allow more ranks than GPUs, which then share them; over NCCL from 2.30 on");
   table.option("--bind", run.bind,
                choice<Bind>("MODE", {{"auto", Bind::kAuto}, {"cores", Bind::kCores}, {"none", Bind::kNone}}),
-               "cores of its own for each rank: {default} (default): unless a Python program would get only one; "
+               "cores of its own for each rank: {default} (default): unless a Python program would get only one, or a "
+               "quota of CPU time is below the cores; "
                "cores: always; none: never");
 }
 

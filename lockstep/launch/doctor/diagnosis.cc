@@ -216,7 +216,8 @@ class HostDiagnosis {
         std::to_string(plan::num_cores(cpus)) + " cores, mask " + mask_text(cpus) +
             (static_cast<int>(cpus.size()) < host_.facts->cpus_online
                  ? " of " + std::to_string(host_.facts->cpus_online) + " CPUs"
-                 : ""));
+                 : "") +
+            (host_.info.cpu_quota > 0 ? "; the quota is " + std::to_string(host_.info.cpu_quota) + " CPUs" : ""));
   }
 
   void check_memory() {

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "lockstep/base/env.h"
+#include "lockstep/base/host_memory.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/join.h"
@@ -114,12 +115,19 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
   return parts;
 }
 
+int usable_cores(const HostInfo& info) {
+  const int cores = num_cores(info.cpus);
+  return info.cpu_quota > 0 ? std::min(cores, info.cpu_quota) : cores;
+}
+
 HostInfo collect_host_info() {
+  const double quota = base::cpu_quota();
   return {.host = base::net::host_name(),
           .version = LOCKSTEP_VERSION,
           .build = job::build_id(""),
           .machine = job::host_id(),
           .cpus = usable_cpus(),
+          .cpu_quota = quota < kMaxCpus ? std::max(1, static_cast<int>(quota)) : 0,
           .gpus = count_gpus(),
           .visible_gpus = base::Env::this_process().cuda_visible_devices.value_or("")};
 }

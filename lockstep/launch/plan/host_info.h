@@ -36,12 +36,17 @@ struct HostInfo {
   std::string build;              ///< GNU build id of that program
   std::string machine;            ///< identifier of the host; see job::host_id()
   std::vector<Cpu> cpus;          ///< CPUs that ranks may use
+  int cpu_quota = 0;              ///< CPUs' time that they may use, rounded down, at least 1; 0: no quota
   int gpus = 0;                   ///< number of device files of NVIDIA's driver
   std::uint16_t master_port = 0;  ///< port that the agent reserves for rank 0 of programs with torch.distributed
   std::string visible_gpus;       ///< the agent's CUDA_VISIBLE_DEVICES, which SLURM may set; empty: not set
 };
 
-/// Returns the facts about this host, from its affinity mask, /dev and the environment. Does not set master_port.
+/// Returns how many cores ranks may use at a time: those of `cpus`, or as many as the quota grants if it is less.
+int usable_cores(const HostInfo& info);
+
+/// Returns the facts about this host, from its affinity mask, control group, /dev and the environment. Does not set
+/// master_port.
 HostInfo collect_host_info();
 
 }  // namespace lockstep::launcher::plan

@@ -169,14 +169,18 @@ RankPlan plan_rank(int rank, int local_rank, const cli::RunOptions& options, con
   std::vector<Cpu> own;
   for (const Cpu& cpu : node.info.cpus)
     if (std::ranges::find(cpus, cpu.id) != cpus.end()) own.push_back(cpu);
-  const int num_own = num_cores(own);
+  // A quota grants time on all CPUs. Bound to some of them, ranks of several containers would meet on the same ones.
+  const int usable = usable_cores(node.info);
+  const bool has_quota = usable < num_cores(node.info.cpus);
+  const int num_own = has_quota ? usable / node.ranks : num_cores(own);
   const auto threads = process::find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
-    const bool shared = node.ranks > num_cores(node.info.cpus);
+    const bool shared = node.ranks > usable;
     plan.environment.push_back("OMP_NUM_THREADS=" + std::to_string(shared ? 1 : std::max(1, num_own)));
   }
   if (!options.local_rank_argument.empty()) plan.arguments = {"--" + options.local_rank_argument + "=" + local};
-  if (options.bind == cli::Bind::kCores || (options.bind == cli::Bind::kAuto && !(context.runs_python && num_own == 1)))
+  if (options.bind == cli::Bind::kCores ||
+      (options.bind == cli::Bind::kAuto && !has_quota && !(context.runs_python && num_own == 1)))
     plan.cpus = std::move(cpus);
   plan.reads_stdin =
       options.stdin_ranks == cli::StdinRanks::kAll || (options.stdin_ranks == cli::StdinRanks::kRankZero && rank == 0);
@@ -304,7 +308,7 @@ int default_ranks(const cli::RunOptions& options, const LaunchContext& context, 
     gpus =
         options.gpus.empty() ? std::min<int>(gpus, static_cast<int>(named->size())) : static_cast<int>(named->size());
   const bool hidden = named && named->empty() && node.info.gpus > 0;  // CUDA_VISIBLE_DEVICES is empty
-  return std::max(1, gpus > 0 || hidden ? gpus : num_cores(node.info.cpus));
+  return std::max(1, gpus > 0 || hidden ? gpus : usable_cores(node.info));
 }
 
 std::vector<int> fill_slots(const std::vector<int>& slots, int ranks) {

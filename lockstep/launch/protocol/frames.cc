@@ -162,6 +162,7 @@ void fields(Is<plan::HostInfo> auto& info, auto& field) {
   field(info.master_port);
   field(info.gpus);
   field(info.cpus);
+  field(info.cpu_quota);
 }
 
 std::string encode_host_info(const plan::HostInfo& info) {

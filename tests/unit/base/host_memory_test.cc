@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <map>
 
 namespace lockstep::base {
@@ -90,6 +91,42 @@ TEST(HostMemory, CommitLimitAppliesWithoutOvercommit) {
   host.files["/proc/sys/vm/overcommit_memory"] = "2\n";
   EXPECT_EQ(host.memory().describe(),
             "the host has 2 MiB of 32 MiB left (/proc/meminfo, CommitLimit; vm.overcommit_memory is 2)");
+}
+
+double quota_of(const std::map<std::string, std::string>& files) {
+  return cpu_quota([&](const std::string& path) -> std::optional<std::string> {
+    const auto found = files.find(path);
+    return found == files.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+TEST(CpuQuota, LeastOfTheControlGroupAndItsAncestors) {
+  EXPECT_EQ(quota_of({}), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", "0::/\n"}, {"/sys/fs/cgroup/cpu.max", "max 100000\n"}}),
+            std::numeric_limits<double>::infinity());
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", "0::/\n"}, {"/sys/fs/cgroup/cpu.max", "150000 100000\n"}}), 1.5);
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", "0::/pods/a\n"},
+                      {"/sys/fs/cgroup/pods/a/cpu.max", "max 100000\n"},
+                      {"/sys/fs/cgroup/pods/cpu.max", "400000 100000\n"},
+                      {"/sys/fs/cgroup/cpu.max", "800000 100000\n"}}),
+            4);
+}
+
+TEST(CpuQuota, Version1) {
+  const std::string groups = "5:cpu,cpuacct:/docker/x\n4:memory:/docker/y\n";
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", groups},
+                      {"/sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "50000\n"},
+                      {"/sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000\n"}}),
+            0.5);
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", groups},
+                      {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000\n"},
+                      {"/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"}}),
+            2)
+      << "in a container, the files are at the root";
+  EXPECT_EQ(quota_of({{"/proc/self/cgroup", groups},
+                      {"/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n"},
+                      {"/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n"}}),
+            std::numeric_limits<double>::infinity());
 }
 
 }  // namespace

@@ -191,6 +191,23 @@ TEST(JobPlan, PythonIsNotBoundToASingleCore) {
   EXPECT_THAT(plan_job(options(4), launch).ranks[0].cpus, Not(IsEmpty()));
 }
 
+/// A quota of 4 of 64 cores: the rest of the cores is for other containers, at other times.
+TEST(JobPlan, CpuQuotaBoundsRanksAndThreads) {
+  const LaunchContext launch = context();
+  Node large{.info = {.cpu_quota = 4}, .name = "beta", .is_local = true};
+  for (int core = 0; core < 64; ++core) large.info.cpus.push_back({core, core, 0});
+  EXPECT_EQ(default_ranks(options(0), launch, large), 4);
+  for (const auto& [ranks, threads] : {std::pair(1, "4"), {2, "2"}, {3, "1"}, {8, "1"}}) {
+    large.ranks = ranks;
+    const JobPlan job = plan_jobs(options(ranks), launch, {large}).front();
+    EXPECT_THAT(job.ranks[0].environment, Contains("OMP_NUM_THREADS=" + std::string(threads)));
+    EXPECT_THAT(job.ranks[0].cpus, IsEmpty()) << "not bound";
+  }
+  large.info.cpu_quota = 64;
+  large.ranks = 2;
+  EXPECT_EQ(plan_jobs(options(2), launch, {large}).front().ranks[0].cpus.size(), 32u) << "the quota is no limit";
+}
+
 TEST(JobPlan, LocalRankIsTheLastArgument) {
   cli::RunOptions run = options(2);
   run.local_rank_argument = "local_rank";
