@@ -30,7 +30,6 @@ PARSER.add_argument("--group")
 PARSER.add_argument("--pending", action="store_true")
 ARGS = PARSER.parse_args()
 WHAT, SECONDS = ARGS.what, ARGS.seconds
-WITH_DDP = ("backward", "evaluate", "straggler")  # the others average by hand: torch.optim and DDP import for a second
 
 
 class Stuck(Dataset):
@@ -93,20 +92,13 @@ def main():
     dist.init_process_group("nccl" if ARGS.device == "cuda" else ARGS.backend)
     GROUP = dist.new_group(backend=ARGS.group) if ARGS.group else None
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    net = torch.nn.Linear(100, 100).to(ARGS.device)
-    if WHAT in WITH_DDP:
-        net = torch.nn.parallel.DistributedDataParallel(net)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100).to(ARGS.device))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     def step():
-        net.zero_grad()
+        optimizer.zero_grad()
         net(torch.ones(3, 100, device=ARGS.device)).sum().backward()
-        if WHAT in WITH_DDP:
-            optimizer.step()
-            return
-        for p in net.parameters():
-            dist.all_reduce(p.grad)
-            p.data -= 0.1 * p.grad
+        optimizer.step()
 
     for _ in range(5):
         step()
