@@ -4,8 +4,8 @@
 Usage: wheel_pairs.py --wheel FILE [--keep FOLDER] [PYTHON:TORCH ...], for example 3.13:2.15
 
 The default is every pair of an interpreter on this machine (pyenv, /usr/bin) and a torch for which the wheel has an
-extension. Each installation, of about 6 GB, is removed after its pair, unless --keep names where they stay. The exit code
-is 1 if a pair failed.
+extension. Each installation, of about 6 GB, is removed after its pair, unless --keep names where they stay. The exit
+code is 1 if a pair failed.
 """
 
 import argparse
