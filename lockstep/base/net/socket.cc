@@ -36,6 +36,20 @@ AddrInfo resolve(const Address& address, bool passive) {
   return {found, &::freeaddrinfo};
 }
 
+/// Tries until the deadline; see wait_for_name().
+AddrInfo resolve_until(const Address& address, Deadline deadline) {
+  constexpr std::chrono::milliseconds pause(500);
+  for (bool is_first = true;; is_first = false) {
+    try {
+      return resolve(address, false);
+    } catch (const UsageError& error) {
+      if (deadline.remaining() <= pause) throw;
+      if (is_first) log_warning(std::string(error.what()) + "; trying again for " + seconds_text(deadline.remaining()));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 Fd new_socket(const addrinfo& info) {
   Fd fd(::socket(info.ai_family, info.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol));
   if (!fd) throw SystemError("cannot create a socket", errno);
@@ -159,23 +173,10 @@ bool is_unreachable(int error_number) {
          error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
-void wait_for_name(const Address& address, Deadline deadline) {
-  constexpr std::chrono::milliseconds pause(500);
-  for (bool is_first = true;; is_first = false) {
-    try {
-      resolve(address, false);
-      return;
-    } catch (const UsageError& error) {
-      if (deadline.remaining() <= pause) throw;
-      if (is_first) log_warning(std::string(error.what()) + "; trying again for " + seconds_text(deadline.remaining()));
-    }
-    std::this_thread::sleep_for(pause);
-  }
-}
+void wait_for_name(const Address& address, Deadline deadline) { resolve_until(address, deadline); }
 
 Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) {
-  wait_for_name(address, deadline);
-  const AddrInfo info = resolve(address, false);
+  const AddrInfo info = resolve_until(address, deadline);
   Deadline report = Deadline::in(kJoinReportInterval);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     int error = 0;

@@ -124,11 +124,11 @@ TEST(Socket, TryAcceptDoesNotBlock) {
 }
 
 TEST(Socket, NameIsResolvedAgainUntilTheDeadline) {
+  const std::string name(70, 'a');  // too long for a label, so the resolver asks no server
   const auto begin = std::chrono::steady_clock::now();
-  const std::string text =
-      message_of<UsageError>([] { connect_to({"absent.invalid", 1}, Deadline::in(std::chrono::milliseconds(1200))); });
-  EXPECT_THAT(text, HasSubstr("cannot resolve host \"absent.invalid\""));
-  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500)) << "it was tried twice";
+  const std::string text = message_of<UsageError>([&] { connect_to({name, 1}, Deadline::in(1200ms)); });
+  EXPECT_THAT(text, HasSubstr("cannot resolve host \"" + name));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, 500ms) << "it was tried twice";
 }
 
 }  // namespace

@@ -3,26 +3,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/job/identity/variables.h"
 
 namespace lockstep::job::identity {
 namespace {
 
-using base::Env;
 using base::UsageError;
 using ::testing::HasSubstr;
+using tests::both;
+using tests::environment;
 using tests::message_of;
-using Variables = std::map<std::string, std::string>;
-
-Env environment(const Variables& variables) {
-  return Env([&](const char* name) -> Env::Value {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : Env::Value(found->second);
-  });
-}
+using tests::Variables;
 
 Identity from(const Variables& variables, const ExplicitIdentity& given = {}) {
   return identify(environment(variables), given);
@@ -82,10 +75,6 @@ Variables with(Variables base, const std::string& name, const std::string& value
 Variables without(Variables base, const std::string& name) {
   base.erase(name);
   return base;
-}
-Variables both(Variables a, const Variables& b) {
-  a.insert(b.begin(), b.end());
-  return a;
 }
 
 TEST(Identity, NoVariablesMeanWorldSizeOne) {

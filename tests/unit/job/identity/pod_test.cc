@@ -3,11 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "lockstep/base/error.h"
 #include "lockstep/job/identity/identity.h"
 #include "tests/support/temp_dir.h"
+#include "tests/unit/job/identity/variables.h"
 
 namespace lockstep::job::identity {
 namespace {
@@ -15,20 +14,10 @@ namespace {
 using base::Env;
 using base::UsageError;
 using ::testing::HasSubstr;
+using tests::both;
+using tests::environment;
 using tests::message_of;
-using Variables = std::map<std::string, std::string>;
-
-Env environment_of_pod(const Variables& variables) {
-  return Env([&](const char* name) -> Env::Value {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : Env::Value(found->second);
-  });
-}
-
-Variables joined_with(Variables a, const Variables& b) {
-  a.insert(b.begin(), b.end());
-  return a;
-}
+using tests::Variables;
 
 const Variables kPet = {{"PET_NODE_RANK", "1"},
                         {"PET_NNODES", "2"},
@@ -38,13 +27,13 @@ const Variables kPet = {{"PET_NODE_RANK", "1"},
 const Variables kMaster = {{"MASTER_ADDR", "job-0"}, {"MASTER_PORT", "23456"}};
 // What each orchestrator sets in pod 1 of 2.
 const Variables kTrainJob = kPet;
-const Variables kPyTorchJob = joined_with(kMaster, joined_with(kPet, {{"RANK", "1"}, {"WORLD_SIZE", "2"}}));
-const Variables kVolcano = joined_with(kMaster, {{"RANK", "1"}, {"WORLD_SIZE", "2"}});
-const Variables kAihc = joined_with(kVolcano, {{"NPROC_PER_NODE", "1"}});
+const Variables kPyTorchJob = both(kMaster, both(kPet, {{"RANK", "1"}, {"WORLD_SIZE", "2"}}));
+const Variables kVolcano = both(kMaster, {{"RANK", "1"}, {"WORLD_SIZE", "2"}});
+const Variables kAihc = both(kVolcano, {{"NPROC_PER_NODE", "1"}});
 const Variables kJobSet = {{"JOB_COMPLETION_INDEX", "1"}};
 const Variables kSageMaker = {{"SM_HOSTS", R"(["algo-1", "algo-2"])"}, {"SM_CURRENT_HOST", "algo-2"}};
 // Ray's TorchTrainer starts the ranks of each node.
-const Variables kRay = joined_with(
+const Variables kRay = both(
     kMaster, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}, {"NODE_RANK", "0"}});
 
 Variables with_ranks(Variables variables, const std::string& name, const std::string& ranks) {
@@ -54,24 +43,24 @@ Variables with_ranks(Variables variables, const std::string& name, const std::st
 
 TEST(Pod, OneRankInEachPodJoins) {
   for (const Variables& variables : {kTrainJob, kPyTorchJob, kVolcano, kAihc}) {
-    const Identity id = identify(environment_of_pod(variables));
+    const Identity id = identify(environment(variables));
     EXPECT_EQ(id.rank, 1);
     EXPECT_EQ(id.world_size, 2);
     EXPECT_EQ(id.store, StoreKind::kRankZero);
   }
-  const Identity id = identify(environment_of_pod(kTrainJob));
+  const Identity id = identify(environment(kTrainJob));
   EXPECT_EQ(id.source, "pod");
   EXPECT_EQ(to_string(id.address), "job-node-0-0.job:29500");
-  EXPECT_EQ(identity_source(environment_of_pod(kTrainJob)), "pod") << "a rank, which starts no others";
-  EXPECT_EQ(identify(environment_of_pod(with_ranks(kPet, "PET_NPROC_PER_NODE", "gpu"))).world_size, 2);
-  EXPECT_EQ(identify(environment_of_pod(kPyTorchJob)).source, "env://");
-  EXPECT_EQ(identify(environment_of_pod(joined_with(kPyTorchJob, {{"LOCKSTEP_ENV_FROM", "pod"}}))).source, "pod");
+  EXPECT_EQ(identity_source(environment(kTrainJob)), "pod") << "a rank, which starts no others";
+  EXPECT_EQ(identify(environment(with_ranks(kPet, "PET_NPROC_PER_NODE", "gpu"))).world_size, 2);
+  EXPECT_EQ(identify(environment(kPyTorchJob)).source, "env://");
+  EXPECT_EQ(identify(environment(both(kPyTorchJob, {{"LOCKSTEP_ENV_FROM", "pod"}}))).source, "pod");
 }
 
 TEST(Pod, SeveralRanksInAPodAreNotOne) {
   for (const auto& [variables, name] :
        {std::pair(kTrainJob, "PET_NPROC_PER_NODE"), {kPyTorchJob, "PET_NPROC_PER_NODE"}, {kAihc, "NPROC_PER_NODE"}}) {
-    const Env env = environment_of_pod(with_ranks(variables, name, "8"));
+    const Env env = environment(with_ranks(variables, name, "8"));
     const std::string text = message_of<UsageError>([&env = env] { identify(env); });
     EXPECT_THAT(text, HasSubstr("ask for 8 ranks"));
     EXPECT_THAT(text, HasSubstr(std::string(name) + "=8"));
@@ -80,7 +69,7 @@ TEST(Pod, SeveralRanksInAPodAreNotOne) {
 
 TEST(Pod, UnknownWorldIsRefused) {
   const auto refused = [](const Variables& variables) {
-    const Env env = environment_of_pod(variables);
+    const Env env = environment(variables);
     return message_of<UsageError>([&] { identify(env); });
   };
   EXPECT_THAT(refused(kJobSet), HasSubstr("JOB_COMPLETION_INDEX=1), but no variables name its index and their number"));
@@ -92,25 +81,25 @@ TEST(Pod, UnknownWorldIsRefused) {
 }
 
 TEST(Pod, RanksThatWereStartedInAPodKeepTheirVariables) {
-  EXPECT_EQ(identify(environment_of_pod(kRay)).world_size, 4);
-  EXPECT_FALSE(find_pod(environment_of_pod(kRay)));
-  EXPECT_FALSE(find_pod(environment_of_pod(joined_with(kPet, {{"LOCKSTEP_RANK", "0"}})))) << "a rank of lockstep run";
-  EXPECT_EQ(identify(environment_of_pod(joined_with(
-                         kRay, joined_with(kPet, {{"TORCHELASTIC_RUN_ID", "none"}, {"PET_NPROC_PER_NODE", "2"}}))))
-                .source,
-            "torchrun");
+  EXPECT_EQ(identify(environment(kRay)).world_size, 4);
+  EXPECT_FALSE(find_pod(environment(kRay)));
+  EXPECT_FALSE(find_pod(environment(both(kPet, {{"LOCKSTEP_RANK", "0"}})))) << "a rank of lockstep run";
+  EXPECT_EQ(
+      identify(environment(both(kRay, both(kPet, {{"TORCHELASTIC_RUN_ID", "none"}, {"PET_NPROC_PER_NODE", "2"}}))))
+          .source,
+      "torchrun");
 }
 
 TEST(Pod, ALauncherIsRefusedInOneOfSeveral) {
   for (const Variables& variables : {kTrainJob, kPyTorchJob, kVolcano, kAihc, kJobSet, kSageMaker}) {
-    const Env env = environment_of_pod(variables);
+    const Env env = environment(variables);
     EXPECT_THAT(message_of<UsageError>([&] { check_is_only_pod(env); }),
                 HasSubstr("one of several pods (" + find_pod(env)->variables + ")"));
   }
   const Variables one = {{"PET_NNODES", "1"}, {"PET_NODE_RANK", "0"}};
   for (const Variables& variables : {Variables{}, one, kRay})
-    EXPECT_NO_THROW(check_is_only_pod(environment_of_pod(variables)));
-  EXPECT_EQ(identify(environment_of_pod(one)).world_size, 1);
+    EXPECT_NO_THROW(check_is_only_pod(environment(variables)));
+  EXPECT_EQ(identify(environment(one)).world_size, 1);
 }
 
 }  // namespace
