@@ -87,16 +87,15 @@ void check_no_inner_torchrun(const Env& env, const Identity& id) {
 /// Throws UsageError if this process alone is in a pod for which the variables ask for several ranks.
 void check_one_rank_per_pod(const Pod& pod) {
   if (pod.ranks_per_pod <= 1) return;
-  throw UsageError(
-      "the variables of this pod ask for " + std::to_string(pod.ranks_per_pod) + " ranks in it (" + pod.variables +
-          "), but this process is one, without LOCAL_RANK",
-      "start the ranks of each pod with torchrun, which reads these variables; or ask for one rank per pod");
+  throw UsageError("the variables of this pod ask for " + std::to_string(pod.ranks_per_pod) + " ranks in it (" +
+                       pod.variables + "), but this process is one, without LOCAL_RANK",
+                   "start the ranks of each pod with torchrun, which reads these variables; LOCKSTEP_ENV_FROM=torchrun "
+                   "takes RANK and WORLD_SIZE for those of this rank");
 }
 
 Identity from_torchrun(const Env& env, const char* source) {
   Identity id{.source = source};
   read_rank_and_size(id, "RANK", env.rank, "WORLD_SIZE", env.world_size);
-  if (const std::optional<Pod> pod = find_pod(env)) check_one_rank_per_pod(*pod);
   read_index_and_count("LOCAL_RANK", env.local_rank, "LOCAL_WORLD_SIZE", env.local_world_size, id.local_rank,
                        id.local_world_size);
   read_index_and_count("GROUP_RANK", env.group_rank, "GROUP_WORLD_SIZE", env.group_world_size, id.node_rank,
@@ -291,8 +290,11 @@ Identity identify(const Env& env, const ExplicitIdentity& given) {
     if (from == "auto") check_no_inner_torchrun(env, id);
     return id;
   }
-  if (source == "torchrun" || source == "env://")
+  if (source == "torchrun" || source == "env://") {
+    const std::optional<Pod> pod = find_pod(env);
+    if (from == "auto" && pod) check_one_rank_per_pod(*pod);
     return from_torchrun(env, source == "torchrun" ? "torchrun" : "env://");
+  }
   if (source == "mpi") return from_mpi(env);
   if (source == "slurm") return from_slurm(env);
   if (source == "pmi") return from_pmi(env);

@@ -65,6 +65,9 @@ TEST(Pod, SeveralRanksInAPodAreNotOne) {
     EXPECT_THAT(text, HasSubstr("ask for 8 ranks"));
     EXPECT_THAT(text, HasSubstr(std::string(name) + "=8"));
   }
+  const Variables own = with_ranks(kAihc, "NPROC_PER_NODE", "8");
+  EXPECT_EQ(identify(environment(with_ranks(own, "LOCKSTEP_ENV_FROM", "torchrun"))).world_size, 2)
+      << "as the user says";
 }
 
 TEST(Pod, UnknownWorldIsRefused) {
