@@ -26,7 +26,8 @@ class JobKey {
   /// Returns a random key from getrandom(2). Throws SystemError.
   static JobKey random();
   /// Derives a key from the content of a file of 32 to 4096 bytes. Throws UsageError if the file cannot be read,
-  /// belongs to another user, or is readable or writable by users other than its owner.
+  /// belongs to another user than this one and root, or is readable or writable by users other than its owner; a file
+  /// of root may be readable by a group.
   static JobKey from_file(const std::string& path);
   /// Returns the key in the page that this process inherited, or an unset key.
   static JobKey inherited();

@@ -36,6 +36,7 @@ $_lockstep_host_options
 --max-restarts value
 --restart-pause value
 --min-hosts value
+--retry-exit-code value
 --join-timeout value
 --hang-timeout value
 --work-timeout value

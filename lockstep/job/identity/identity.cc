@@ -89,8 +89,8 @@ void check_one_rank_per_pod(const Pod& pod) {
   if (pod.ranks_per_pod <= 1) return;
   throw UsageError("the variables of this pod ask for " + std::to_string(pod.ranks_per_pod) + " ranks in it (" +
                        pod.variables + "), but this process is one, without LOCAL_RANK",
-                   "start the ranks of each pod with torchrun, which reads these variables; LOCKSTEP_ENV_FROM=torchrun "
-                   "takes RANK and WORLD_SIZE for those of this rank");
+                   "start the ranks of each pod with lockstep run or torchrun, which read these variables; "
+                   "LOCKSTEP_ENV_FROM=torchrun takes RANK and WORLD_SIZE for those of this rank");
 }
 
 Identity from_torchrun(const Env& env, const char* source) {
@@ -205,20 +205,12 @@ Identity from_pod(const Env& env) {
   const std::optional<Pod> pod = find_pod(env);
   if (!pod)
     throw UsageError("LOCKSTEP_ENV_FROM is pod, but no variable of a pod is set, such as PET_NODE_RANK and PET_NNODES");
-  if (pod->index < 0 || pod->num_pods < 0 || (pod->num_pods > 1 && (!pod->host || !pod->port)))
-    throw UsageError(
-        "this is one of several pods (" + pod->variables + "), but no variables name " +
-            (pod->index < 0 || pod->num_pods < 0 ? "its index and their number" : "the address of the first"),
-        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each; LOCKSTEP_ENV_FROM=none makes each a "
-        "world of size one");
+  check_is_complete(*pod);
   check_one_rank_per_pod(*pod);
   Identity id{.source = "pod", .rank = pod->index, .world_size = pod->num_pods};
-  if (id.rank >= id.world_size)
-    throw UsageError("the index of this pod is not below the number of pods: " + pod->variables);
   if (id.world_size == 1) return id;
   id.store = StoreKind::kRankZero;
-  id.address = {*pod->host,
-                static_cast<std::uint16_t>(parse_number("the port of the first pod", *pod->port, 1, 65535))};
+  id.address = first_address(*pod);
   return id;
 }
 

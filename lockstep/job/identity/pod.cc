@@ -82,13 +82,28 @@ std::optional<Pod> find_pod(const Env& env) {
   return std::nullopt;
 }
 
-void check_is_only_pod(const Env& env) {
-  const std::optional<Pod> pod = find_pod(env);
-  if (!pod || pod->num_pods == 1) return;
-  throw base::UsageError(
-      "this is one of several pods (" + pod->variables + "), and each would start a job of its own",
-      "start one rank in each pod, without lockstep run, or its ranks by torchrun; or start the job in one pod with "
-      "the others as -H or --hostfile; --env-from none makes this pod a job of its own");
+void check_is_complete(const Pod& pod) {
+  const bool is_counted = pod.index >= 0 && pod.num_pods >= 0;
+  if (!is_counted || (pod.num_pods > 1 && (!pod.host || !pod.port)))
+    throw base::UsageError(
+        "this is one of several pods (" + pod.variables + "), but no variables name " +
+            (is_counted ? "the address of the first" : "its index and their number"),
+        "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each; LOCKSTEP_ENV_FROM=none, for lockstep run "
+        "--env-from none, makes each a job of its own");
+  if (pod.index >= pod.num_pods)
+    throw base::UsageError("the index of this pod is not below the number of pods: " + pod.variables);
+}
+
+base::net::Address first_address(const Pod& pod) {
+  return {*pod.host,
+          static_cast<std::uint16_t>(base::parse_int_in_range("the port of the first pod", *pod.port, 1, 65535))};
+}
+
+std::optional<Pod> find_pod_of_several(const Env& env) {
+  std::optional<Pod> pod = find_pod(env);
+  if (pod) check_is_complete(*pod);
+  if (pod && pod->num_pods == 1) return std::nullopt;
+  return pod;
 }
 
 }  // namespace lockstep::job::identity

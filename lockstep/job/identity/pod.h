@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/base/env.h"
+#include "lockstep/base/net/socket.h"
 
 namespace lockstep::job::identity {
 
@@ -26,7 +27,14 @@ struct Pod {
 /// inside the pod has read those of the pod. Pure. Throws UsageError if a value is not a number.
 std::optional<Pod> find_pod(const base::Env& env);
 
-/// Throws UsageError if find_pod() returns one of several pods: in each, a launcher would start a job of its own.
-void check_is_only_pod(const base::Env& env);
+/// Throws UsageError if `pod` is one of several and its variables do not name its index, their number and the first's
+/// address.
+void check_is_complete(const Pod& pod);
+/// Returns the address of the first of several pods. Throws UsageError for an invalid port.
+base::net::Address first_address(const Pod& pod);
+
+/// Returns find_pod() if it is one of several, complete pods: the launchers in all of them start one job. Throws
+/// UsageError as check_is_complete() does.
+std::optional<Pod> find_pod_of_several(const base::Env& env);
 
 }  // namespace lockstep::job::identity

@@ -51,7 +51,7 @@ class Agent {
   explicit Agent(const cli::AgentOptions& options) : options_(options) {}
 
   int run() {
-    signals_ = process::make_signal_fd({SIGCHLD});
+    signals_ = process::make_signal_fd(options_.in_pod ? process::handled_signals() : std::vector<int>{SIGCHLD});
     process::become_subreaper();
     failures_ = base::make_pipe();
     base::set_nonblocking(failures_.read.get());
@@ -85,6 +85,8 @@ class Agent {
       process::check_proc();
       if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
         throw base::SystemError("cannot change to directory " + base::quoted(job.directory, 256), errno);
+      if (const auto& file = base::Env::this_process().lockstep_key_file; options_.in_pod && file)
+        job.key = job::JobKey::from_file(*file);
       use_staged_files(job, options_);
       if (job.extends_own_environment)
         job.environment = process::remove_variables(
@@ -214,8 +216,8 @@ class Agent {
   }
 
   void reap_children() {
-    while (process::read_signal(signals_.get())) {
-    }
+    while (const auto signal = process::read_signal(signals_.get()))
+      if (*signal != SIGCHLD) queue_frame(Kind::kSignalled, -1, protocol::encode_numbers({*signal}));
     for (;;) {
       const auto reaped = process::try_reap();
       has_children_ = reaped.has_value();

@@ -180,6 +180,9 @@ void add_failure_options(OptionTable& table, RunOptions& run) {
                "all hosts)");
   table.require("--restart-pause", "--max-restarts");
   table.require("--min-hosts", "--max-restarts");
+  table.option("--retry-exit-code", run.retry_exit_code, integer(1, 255),
+               "exit code of failures that may be transient, or of a job that was asked to stop, for what starts the "
+               "job again (default: that of the cause)");
   table.option("--join-timeout", run.join_timeout, seconds(1e-3),
                "time limit for all ranks to join the job (default {default})", base::kDefaultJoinTimeout);
   table.option("--hang-timeout", run.hang_timeout, seconds(),
@@ -308,6 +311,7 @@ CommandLine parse_agent(std::vector<std::string> words) {
                     "Runs the agent of a host; lockstep run starts the agents itself.");
   table.group("Options", "lockstep agent");
   table.flag("--guarded", command.agent.guarded, "");
+  table.flag("--in-pod", command.agent.in_pod, "");
   table.internal("--slurm-step", command.agent.slurm_step);
   table.internal("--staged-program", command.agent.staged_program);
   table.internal("--staged-script", command.agent.staged_script);

@@ -58,6 +58,7 @@ struct RunOptions : HostOptions {
   bool quiet_ranks = false;                       ///< print the output of rank 0 only
   int max_restarts = 0;                           ///< maximum number of restarts after failures that may be transient
   std::chrono::milliseconds restart_pause{1000};  ///< pause before the first restart; see Restarts
+  int retry_exit_code = 0;                        ///< exit code of failures that may be transient; 0: that of the cause
   int min_hosts = 0;  ///< minimum number of hosts for a restart, perhaps with fewer ranks; 0: all hosts
   std::chrono::milliseconds grace{10000};      ///< time from SIGTERM to SIGKILL when the user stops the job
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL after a rank has failed
@@ -81,6 +82,7 @@ struct AgentOptions {
   std::string staged_script = {};   ///< folder of the Python script to run instead of the job's; empty: the job's
   std::string staged_hook = {};     ///< folder of the Python hook; empty: the installed one
   std::string slurm_step = {};      ///< a task of this SLURM step waits until the agent ends; empty: none
+  bool in_pod = false;              ///< hosts/pods.h has started it: it forwards signals to the launcher
   std::string waits_in_step = {};   ///< this process is the waiting task of this SLURM step; empty: it is an agent
 };
 

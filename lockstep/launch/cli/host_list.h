@@ -16,7 +16,8 @@ struct HostSpec {
   int slots = 0;            ///< number of its ranks, 1 to 4096; 0: one per GPU, else one per physical core
   std::string remote_path;  ///< path of the program lockstep on that host; empty: its path on this host
   bool is_slurm = false;    ///< srun starts its agent, because it is in our SLURM allocation; parsers do not set it
-  bool is_local = false;    ///< with is_slurm: it is this host; parsers do not set it
+  bool is_local = false;    ///< with is_slurm or is_pod: it is this host; parsers do not set it
+  bool is_pod = false;      ///< the launcher there starts its agent (hosts/pods.h); parsers do not set it
   std::string interface;    ///< interface for its ranks, a name or a CIDR; empty: the one that routes to the launcher
 
   friend bool operator==(const HostSpec&, const HostSpec&) = default;

@@ -24,8 +24,8 @@ constexpr std::size_t kMaxFirstOutput = 200;
 
 AgentLink::AgentLink(std::string host, std::string via, AgentProcess process, std::chrono::milliseconds max_silence)
     : host_(std::move(host)), via_(std::move(via)), process_(std::move(process)), max_silence_(max_silence) {
-  base::set_nonblocking(process_.to.get());
-  base::set_nonblocking(process_.from.get());
+  for (const base::Fd* end : {&process_.to, &process_.from})
+    if (*end) base::set_nonblocking(end->get());
   message_due_ = next_message_due();
 }
 
@@ -138,6 +138,7 @@ protocol::RankExit AgentLink::reap() {
   bool killed = false;
   Deadline deadline = Deadline::in(base::kAgentReapTimeout);
   process_.to.reset();
+  if (process_.pid <= 0) return {};
   while (::waitpid(process_.pid, &status, WNOHANG) == 0) {
     if (deadline.expired() && std::exchange(killed, true)) return {.pid = process_.pid, .signal = SIGKILL};
     if (deadline.expired()) {

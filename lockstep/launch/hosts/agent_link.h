@@ -19,7 +19,7 @@
 
 namespace lockstep::launcher::hosts {
 
-/// The process of an agent, or the ssh or srun that starts one.
+/// The process of an agent, or the ssh or srun that starts one. An agent in another pod (pods.h) has no process here.
 struct AgentProcess {
   pid_t pid = -1;
   base::Fd to;    ///< its stdin
@@ -31,12 +31,12 @@ struct AgentProcess {
 /// destructor closes the pipes but does not wait for the process; call reap().
 class AgentLink {
  public:
-  /// Takes ownership of `process`, which must be running. `max_silence` is the longest time in which the agent may send
-  /// nothing; 0 means no limit. `via` is "ssh", "srun" or empty. Throws SystemError.
+  /// Takes ownership of `process`, which must be running, or be empty. `max_silence` is the longest time in which the
+  /// agent may send nothing; 0 means no limit. `via` is "ssh", "srun", "pod" or empty. Throws SystemError.
   AgentLink(std::string host, std::string via, AgentProcess process, std::chrono::milliseconds max_silence);
 
   const std::string& host() const { return host_; }
-  /// Returns the program between launcher and agent: "ssh" or "srun"; empty for an agent on this host.
+  /// Returns what is between launcher and agent: "ssh", "srun" or "pod"; empty for an agent on this host.
   const std::string& via() const { return via_; }
   pid_t pid() const { return process_.pid; }
   /// Returns the descriptor to poll for reading. It becomes readable when the agent has sent data or has ended. Returns
@@ -86,8 +86,8 @@ class AgentLink {
 
   /// Kills the process, closes its pipes, and does not wait for it. descriptor() then returns -1.
   void kill();
-  /// Closes the agent's input and waits for the process. After 5 s kills it, and then waits for at most 1 s. Returns
-  /// how it ended.
+  /// Closes the agent's input and waits for the process, if there is one. After 5 s kills it, and then waits for at
+  /// most 1 s. Returns how it ended.
   protocol::RankExit reap();
 
  private:

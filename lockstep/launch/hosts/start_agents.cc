@@ -1,5 +1,6 @@
 #include "lockstep/launch/hosts/start_agents.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -94,6 +95,15 @@ AgentLink start_remote_agent(const cli::HostSpec& host, const cli::HostOptions& 
   return link;
 }
 
+/// Takes the connection to an agent in another pod, which may be missing.
+AgentLink link_to_pod(cli::HostSpec& host, std::optional<PodMeeting::Agent> agent,
+                      std::chrono::milliseconds max_silence) {
+  if (!agent) return {host.name, "pod", {}, max_silence};
+  host.name = agent->host;
+  base::Fd to(::fcntl(agent->connection.get(), F_DUPFD_CLOEXEC, 3));
+  return {host.name, "pod", {-1, std::move(to), std::move(agent->connection), {}}, max_silence};
+}
+
 /// Returns the time allowed for copying the files to a host, at 1 MiB/s.
 std::chrono::seconds staging_time(const std::vector<StagedFile>& staged_files) {
   std::size_t bytes = 0;
@@ -130,8 +140,10 @@ class AgentStartup {
       if (has_result(i)) continue;
       const std::string text = started_.agents[i].stderr_text();
       fail(i, host(i) + "no answer" + (text.empty() ? "" : ": " + base::quoted(text, 512)),
-           "make sure that " + std::string(started_.hosts[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
-               started_.hosts[i].name + " true works at once and asks no question");
+           started_.hosts[i].is_pod
+               ? "see what lockstep run prints in this pod"
+               : "make sure that " + std::string(started_.hosts[i].is_slurm ? "srun --overlap --nodelist=" : "ssh ") +
+                     started_.hosts[i].name + " true works at once and asks no question");
     }
   }
 
@@ -151,6 +163,8 @@ class AgentStartup {
     }
     if (agent.descriptor() >= 0 || started_.failed[i]) return;
     const protocol::RankExit end = agent.reap();
+    if (started_.hosts[i].is_pod && !started_.hosts[i].is_local)
+      return fail(i, host(i) + "the agent ended", "see what lockstep run prints in this pod");
     if (is_local_host(started_.hosts[i])) return fail(i, "the agent ended: " + protocol::to_text(end));
     const std::string text = agent.stderr_text();
     started_.failed[i] =
@@ -203,7 +217,7 @@ void remove_failed(StartedAgents& started) {
 }  // namespace
 
 bool is_local_host(const cli::HostSpec& host) {
-  if (host.is_slurm) return host.is_local;
+  if (host.is_slurm || host.is_pod) return host.is_local;
   return host.user.empty() && host.port == 0 &&
          (host.name.empty() || host.name == "localhost" || host.name == base::net::host_name());
 }
@@ -228,7 +242,7 @@ void mark_duplicate_hosts(StartedAgents& started) {
   for (std::size_t i = 0; i < started.infos.size(); ++i)
     for (std::size_t j = i + 1; j < started.infos.size(); ++j)
       if (!started.failed[i] && !started.failed[j] && !started.hosts[i].is_slurm && !started.hosts[j].is_slurm &&
-          started.infos[i]->machine == started.infos[j]->machine)
+          !started.hosts[i].is_pod && started.infos[i]->machine == started.infos[j]->machine)
         started.failed[j] =
             base::UsageError("host " + base::quoted(started.hosts[j].name, 253) + ": it is the same machine as " +
                                  base::quoted(started.hosts[i].name, 253),
@@ -267,19 +281,25 @@ std::string resolve_program(const cli::HostOptions& options, const std::string& 
 }
 
 StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,
-                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals) {
+                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals,
+                           std::vector<std::optional<PodMeeting::Agent>> pod_agents) {
   const std::string own = process::executable_path();
   StartedAgents started;
   started.hosts = options.hosts.empty() ? std::vector<cli::HostSpec>{{}} : options.hosts;
   for (cli::HostSpec& host : started.hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
-  for (const cli::HostSpec& host : started.hosts)
-    started.agents.push_back(is_local_host(host)
-                                 ? start_local_agent(host, max_silence, max_files)
-                                 : start_remote_agent(host, options, staged_files, max_silence, max_files));
+  auto pod_agent = pod_agents.begin();
+  for (cli::HostSpec& host : started.hosts) {
+    started.failed.emplace_back();
+    if (!is_local_host(host) && host.is_pod && !*pod_agent)
+      started.failed.back() = base::UsageError(host.name + " has not started lockstep run",
+                                               "see whether it runs: kubectl get pods; see also --join-timeout");
+    started.agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
+                             : host.is_pod ? link_to_pod(host, std::move(*pod_agent++), max_silence)
+                                           : start_remote_agent(host, options, staged_files, max_silence, max_files));
+  }
   const std::size_t num_agents = started.agents.size();
   started.infos.resize(num_agents);
-  started.failed.resize(num_agents);
   started.startup_times.resize(num_agents);
   const Deadline deadline =
       Deadline::in(options.connect_timeout + base::kAgentStartTimeout + num_agents * kPerHostAllowance +

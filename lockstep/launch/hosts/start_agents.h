@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/hosts/agent_link.h"
+#include "lockstep/launch/hosts/pods.h"
 #include "lockstep/launch/plan/host_info.h"
 
 namespace lockstep::launcher::hosts {
@@ -29,18 +30,19 @@ struct StartedAgents {
 using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
 
 /// Starts one agent on each of `options.hosts`, or on this host if there are none. Uses ssh or srun for other hosts,
-/// and copies `staged_files` to them. Blocks until each agent has sent its HostInfo or has failed; an agent that sends
-/// none within the connect timeout plus 10 s (more for many hosts or large files) has failed. Does not throw for a
-/// failed host.
+/// and copies `staged_files` to them. `pod_agents` has an entry for each other host that is a pod, in their order.
+/// Blocks until each agent has sent its HostInfo or has failed; an agent that sends none within the connect timeout
+/// plus 10 s (more for many hosts or large files) has failed. Does not throw for a failed host.
 ///
 /// `max_silence` is as for AgentLink. `max_files` is the agents' soft limit of file descriptors. `signals` is a
 /// descriptor of make_signal_fd(): on a user's signal, throws as check_interrupted() does. Throws UsageError if ssh or
 /// srun is not installed, and SystemError.
 StartedAgents start_agents(const cli::HostOptions& options, const StagedFiles& staged_files,
-                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals);
+                           std::chrono::milliseconds max_silence, std::uint64_t max_files, int signals,
+                           std::vector<std::optional<PodMeeting::Agent>> pod_agents = {});
 
 /// Marks a host as failed if it is the same machine as an earlier host, because their ranks would share cores and GPUs.
-/// Ignores hosts of a SLURM allocation: several SLURM nodes may be on one machine.
+/// Ignores hosts of a SLURM allocation and pods, of which several may be on one machine.
 void mark_duplicate_hosts(StartedAgents& started);
 
 /// Removes the failed hosts, kills their agents, and prints one line for each. If fewer than `min_hosts` hosts are
@@ -56,8 +58,8 @@ void kill_agents(std::vector<AgentLink>& agents);
 void check_interrupted(int signals);
 
 /// Returns whether `host` is this machine, so that its agent is started without ssh or srun: HostSpec::is_local is set
-/// for a host of a SLURM allocation; otherwise the name is empty, "localhost" or this host's own name, and no user and
-/// no port are given.
+/// for a host of a SLURM allocation and a pod; otherwise the name is empty, "localhost" or this host's own name, and no
+/// user and no port are given.
 bool is_local_host(const cli::HostSpec& host);
 
 /// Returns the path of the program `name` as a shell on this host would find it; all hosts use the same path. A path

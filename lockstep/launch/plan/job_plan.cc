@@ -253,7 +253,7 @@ std::vector<JobPlan> plan_jobs(const cli::RunOptions& options, const LaunchConte
         .measures_activity = options.idle_timeout.count() > 0,
         .run_dir = context.run_dir,
         .output_window = output_window(num_ranks),
-        .key = context.key,
+        .key = node.reads_key ? job::JobKey() : context.key,
         .label = job_label(context, static_cast<int>(num_ranks))};
     std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
     for (int local = 0; local < node.ranks; ++local) {

@@ -66,8 +66,8 @@ struct LaunchContext {
   base::net::Address master;  ///< rendezvous address of programs with torch.distributed
   std::string run_dir;        ///< runs/NAME
   int generation = 0;         ///< number of earlier starts of the job
-  job::JobKey key{};
-  int columns = 0;  ///< width of the launcher's terminal; 0: stdout is not a terminal
+  job::JobKey key{};          ///< unset: a random one for each generation
+  int columns = 0;            ///< width of the launcher's terminal; 0: stdout is not a terminal
 };
 
 struct Node {
@@ -75,6 +75,7 @@ struct Node {
   std::string name;                ///< as the user named it
   int ranks = 0;                   ///< number of its ranks; their numbers follow those of the previous node
   bool is_local = true;            ///< the launcher started its agent directly
+  bool reads_key = false;          ///< its agent reads the job's key from LOCKSTEP_KEY_FILE
   bool is_slurm = false;           ///< the host belongs to the SLURM allocation, and SLURM chose its GPUs
   std::string wanted_interface{};  ///< the interface given for it in the host file
   std::string interface{};         ///< the interface whose address its ranks use; empty: all ranks are on one host

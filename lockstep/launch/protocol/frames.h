@@ -63,6 +63,7 @@ enum class FrameKind : std::uint32_t {
   kRankStatus,       ///< RankStatus; see status_messages.h
   kStatusDone,       ///< empty
   kRankExited,       ///< RankExit; after all output of the rank
+  kSignalled,        ///< one number: a signal for the launcher, which an agent in another pod has received
   kStdinTaken,       ///< empty; the ranks have read the last kStdin
   kUnkillable,       ///< one number: the pid of a process that SIGKILL did not end
   kDone,             ///< empty; no process of the job is left; the last frame

@@ -105,6 +105,9 @@ Verdict judge_lost_agent(const LostAgent& agent) {
     return verdict_on({.cause = cause, .host = agent.host, .pid = agent.end.pid, .detail = detail, .hint = hint});
   };
   const std::string text = agent.text.empty() ? "" : ": " + base::quoted(agent.text, 512);
+  if (agent.via == "pod")
+    return verdict(Cause::kPeerUnreachable, "the agent in pod " + agent.host + " has ended, or the pod",
+                   "kubectl describe pod " + agent.host + " says why; " + unreachable_hint());
   if (agent.is_local || (agent.end.signal == 0 && agent.end.code != kSshFailed)) {
     // A guard exits with 128 and the signal that ended its agent.
     const protocol::RankExit end =
@@ -130,10 +133,10 @@ Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid) {
                      .hint = "it is blocked in the kernel: see /proc/" + number + "/stack on that host"});
 }
 
-Verdict judge_user_stop(int signal) {
+Verdict judge_user_stop(int signal, const std::string& host) {
   Verdict verdict = verdict_on({.cause = Cause::kInterrupted,
-                                .host = base::net::host_name(),
-                                .pid = ::getpid(),
+                                .host = host,
+                                .pid = host == base::net::host_name() ? ::getpid() : -1,
                                 .detail = signal == SIGINT    ? "stopped by Ctrl-C (SIGINT)"
                                           : signal == SIGPIPE ? "the reader of the output has closed it"
                                                               : "stopped by " + job::signal_name(signal)});
@@ -143,7 +146,7 @@ Verdict judge_user_stop(int signal) {
 }
 
 Verdict judge_quit(int num_ranks, const std::string& run_dir, bool several_hosts) {
-  Verdict verdict = judge_user_stop(SIGQUIT);
+  Verdict verdict = judge_user_stop(SIGQUIT, base::net::host_name());
   for (int rank = 0; rank < num_ranks; ++rank) verdict.stacks.push_back(rank);
   verdict.fatal.hint = "the stacks of all ranks are in " + run_dir + "/stack.RANK.txt" +
                        (several_hosts ? ", on the host of each rank" : "");

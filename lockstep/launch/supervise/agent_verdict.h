@@ -1,5 +1,5 @@
 // Verdicts on failures outside the ranks' programs: of a start, of an agent or its host, and on stops by the user. Pure
-// but for base::net::host_timeout() and, in judge_user_stop(), the name of this host and the pid.
+// but for base::net::host_timeout() and, in judge_user_stop(), this host's name and pid.
 #pragma once
 
 #include <sys/types.h>
@@ -40,7 +40,7 @@ Verdict judge_unreachable_host(const std::string& host);
 struct LostAgent {
   std::string host;
   bool is_local = true;    ///< it ran on the launcher's host, without ssh or srun
-  std::string via;         ///< "ssh", "srun" or empty
+  std::string via;         ///< as in AgentLink
   protocol::RankExit end;  ///< how its process, or ssh or srun, ended
   std::string text;        ///< stderr of ssh or srun
 };
@@ -50,8 +50,8 @@ Verdict judge_lost_agent(const LostAgent& agent);
 /// Returns the verdict on a process that SIGKILL did not end. `rank` is -1 if it is not that of a rank.
 Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid);
 
-/// Returns the verdict on a job that a user has stopped with `signal`.
-Verdict judge_user_stop(int signal);
+/// Returns the verdict on a job that a user has stopped with `signal` to lockstep run on `host`.
+Verdict judge_user_stop(int signal, const std::string& host);
 /// Returns the note about what now happens to the ranks.
 std::string stop_note(int signal, std::chrono::milliseconds grace);
 

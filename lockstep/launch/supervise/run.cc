@@ -22,10 +22,12 @@
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/flight_ring.h"
+#include "lockstep/base/timeouts.h"
 #include "lockstep/job/identity/pod.h"
 #include "lockstep/job/injection.h"
 #include "lockstep/job/store_server.h"
 #include "lockstep/launch/hosts/network_check.h"
+#include "lockstep/launch/hosts/pods.h"
 #include "lockstep/launch/hosts/start_agents.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/plan/job_plan.h"
@@ -42,6 +44,7 @@
 namespace lockstep::launcher::supervise {
 namespace {
 
+using base::Deadline;
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
@@ -50,8 +53,10 @@ constexpr const char* kLoopback = "127.0.0.1";
 
 /// The settings that all generations of a job share.
 struct JobSpec {
-  cli::RunOptions options;      ///< its hosts are all hosts of the job
-  plan::LaunchContext context;  ///< without what each generation sets: addresses, key and generation
+  cli::RunOptions options;                    ///< its hosts are all hosts of the job
+  plan::LaunchContext context;                ///< without what each generation sets: addresses, key and generation
+  hosts::PodMeeting* pods = nullptr;          ///< with the launchers in other pods; null: none
+  std::chrono::milliseconds pods_timeout{0};  ///< how long to wait for all of them
   hosts::StagedFiles staged_files;
   std::uint64_t max_files = 0;            ///< soft limit of file descriptors for agents
   int signals = -1;                       ///< a descriptor of make_signal_fd(), as for supervise()
@@ -65,6 +70,8 @@ struct WorldSize {
 
   friend bool operator==(const WorldSize&, const WorldSize&) = default;
 };
+
+std::size_t count_hosts(const cli::RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
 
 /// The same files, of which this job has used the copies already.
 hosts::StagedFiles in_use(const hosts::StagedFiles& files) {
@@ -88,12 +95,14 @@ cli::RunOptions options_for(const JobSpec& job, int generation, const std::vecto
   return options;
 }
 
-std::vector<plan::Node> make_nodes(hosts::StartedAgents& started, const std::vector<std::size_t>& numbers) {
+std::vector<plan::Node> make_nodes(hosts::StartedAgents& started, const std::vector<std::size_t>& numbers,
+                                   bool pods_have_key) {
   std::vector<plan::Node> nodes;
   for (std::size_t i = 0; i < started.hosts.size(); ++i)
     nodes.push_back({.info = std::move(*started.infos[i]),
                      .name = started.agents[i].host(),
                      .is_local = hosts::is_local_host(started.hosts[i]),
+                     .reads_key = pods_have_key && started.hosts[i].is_pod && !started.hosts[i].is_local,
                      .is_slurm = started.hosts[i].is_slurm,
                      .wanted_interface = started.hosts[i].interface,
                      .number = numbers[i]});
@@ -159,7 +168,10 @@ void check_injected_rank(const std::string& injection, int ranks) {
 PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int generation,
                         hosts::StartedAgents started, const std::vector<std::size_t>& numbers, WorldSize& world,
                         std::set<std::size_t>& lost) {
-  PreparedJob prepared{.context = job.context, .agents = {}, .nodes = make_nodes(started, numbers), .start_note = {}};
+  PreparedJob prepared{.context = job.context,
+                       .agents = {},
+                       .nodes = make_nodes(started, numbers, job.context.key.is_set()),
+                       .start_note = {}};
   prepared.context.generation = generation;
   prepared.context.run_dir += generation_folder(generation);
   assign_ranks(options, prepared.context, started, prepared.nodes, generation > 0);
@@ -185,6 +197,29 @@ PreparedJob prepare_job(const JobSpec& job, const cli::RunOptions& options, int 
   return prepared;
 }
 
+/// Returns the agents of the pods among `options.hosts`, which have the numbers `hosts`. In a later generation that may
+/// start on fewer hosts, pods that do not answer at once are left out.
+std::vector<std::optional<hosts::PodMeeting::Agent>> connect_pods(const JobSpec& job, const cli::RunOptions& options,
+                                                                  const std::vector<std::size_t>& hosts,
+                                                                  bool needs_all) {
+  if (!job.pods) return {};
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < hosts.size(); ++i)
+    if (!options.hosts[i].is_local) others.push_back(hosts[i]);
+  const std::chrono::milliseconds limit = needs_all ? job.pods_timeout : options.connect_timeout;
+  auto agents = job.pods->connect_agents(others, Deadline::in(limit), job.signals);
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < agents.size(); ++i)
+    if (!agents[i]) missing.push_back(others[i]);
+  if (needs_all && !missing.empty())
+    throw base::Error(base::Cause::kJoinTimeout,
+                      "lockstep run has not started within " + base::seconds_text(limit) + " in pod " +
+                          base::joined(missing, ", ", [](std::size_t pod) { return std::to_string(pod); }) + " of " +
+                          std::to_string(count_hosts(job.options)),
+                      "see whether these pods run: kubectl get pods; --join-timeout waits longer");
+  return agents;
+}
+
 /// Calls require_hosts(). A later generation uses hosts that worked before, so its failures are not usage errors.
 void require_hosts_again(hosts::StartedAgents& started, std::size_t min_hosts, int generation) {
   try {
@@ -206,9 +241,10 @@ JobOutcome run_generation(const JobSpec& job, int generation, const std::vector<
   const cli::RunOptions options = options_for(job, generation, hosts);
   std::set<std::size_t> lost;
   try {
-    hosts::StartedAgents started = hosts::start_agents(
-        options, generation == 0 ? job.staged_files : in_use(job.staged_files),
-        agent_silence_limit(plan::health_limits(options, job.context.environment)), job.max_files, job.signals);
+    hosts::StartedAgents started =
+        hosts::start_agents(options, generation == 0 ? job.staged_files : in_use(job.staged_files),
+                            agent_silence_limit(plan::health_limits(options, job.context.environment)), job.max_files,
+                            job.signals, connect_pods(job, options, hosts, min_hosts == count_hosts(job.options)));
     hosts::mark_duplicate_hosts(started);
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < started.failed.size(); ++i)
@@ -247,7 +283,8 @@ std::string default_run_name(const std::string& program) {
 /// Returns lockstep itself, its Python hook, and the folder of a Python script, or else the user's program if it was
 /// given by a path. A program found in PATH, and every interpreter, must exist on all hosts.
 hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
-  if (!options.ship || std::ranges::all_of(options.hosts, hosts::is_local_host)) return nullptr;
+  if (!options.ship || std::ranges::all_of(options.hosts, hosts::is_local_host) || options.hosts.front().is_pod)
+    return nullptr;
   std::vector<hosts::StagedFile> files = {hosts::read_staged_file(process::executable_path())};
   const auto add = [&](hosts::StagedFile file, const char* option) {
     file.option = option;
@@ -282,12 +319,27 @@ std::string random_job_id() {
   return base::to_hex(job::mac_bytes(random).substr(0, 16));
 }
 
-std::size_t count_hosts(const cli::RunOptions& options) { return std::max<std::size_t>(1, options.hosts.size()); }
-
 void check_min_hosts(const cli::RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
     throw base::UsageError("--min-hosts: " + std::to_string(options.min_hosts) + "; expected at most " +
                            std::to_string(count_hosts(options)) + ", the number of hosts of the job");
+}
+
+/// Returns the options with one host for each pod. -n and PET_NPROC_PER_NODE are numbers of ranks in each of them.
+cli::RunOptions with_hosts_of_pods(cli::RunOptions options, const job::identity::Pod& pod) {
+  const int slots = options.ranks > 0 ? options.ranks : pod.ranks_per_pod;
+  for (int i = 0; i < pod.num_pods; ++i)
+    options.hosts.push_back({.name = i == pod.index ? base::net::host_name() : "pod " + std::to_string(i),
+                             .slots = slots,
+                             .is_local = i == pod.index,
+                             .is_pod = true});
+  options.ranks = 0;  // all slots
+  return options;
+}
+
+int exit_code_of(const Verdict& verdict, const cli::RunOptions& options) {
+  const bool may_succeed = is_restartable(verdict) || verdict.fatal.cause == base::Cause::kPreempted;
+  return options.retry_exit_code > 0 && may_succeed ? options.retry_exit_code : verdict.exit_code;
 }
 
 /// Runs the generations of a job one after another until the job ends without a restart.
@@ -378,7 +430,7 @@ class RestartLoop {
   }
 
   std::optional<Verdict> wait_until(Clock::time_point next) const {
-    const auto deadline = base::Deadline::at(next);
+    const auto deadline = Deadline::at(next);
     do {
       pollfd entry{job_.signals, POLLIN, 0};
       ::poll(&entry, 1, deadline.poll_ms());
@@ -401,7 +453,7 @@ class RestartLoop {
                          .detail = "preempted (SIGUSR1)" + where,
                          .hint = "start the same command again"});
     if (signal != SIGINT && signal != SIGQUIT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
-    Verdict verdict = judge_user_stop(signal);
+    Verdict verdict = judge_user_stop(signal, base::net::host_name());
     verdict.fatal.gen = gen;
     verdict.fatal.detail += where;
     return verdict;
@@ -425,9 +477,12 @@ class RestartLoop {
       is_whole = outcome.output->finish(last, [&] { return signal || (signal = stop_signal()); });
     else
       std::fputs(last.c_str(), stderr);
-    if (outcome.verdict) return outcome.verdict->exit_code;
-    if (signal) return 128 + *signal;
-    return is_whole ? 0 : base::exit_code(base::Cause::kResource);
+    const int exit_code = outcome.verdict ? exit_code_of(*outcome.verdict, job_.options)
+                          : signal        ? 128 + *signal
+                          : is_whole      ? 0
+                                          : base::exit_code(base::Cause::kResource);
+    if (job_.pods) job_.pods->end(exit_code, outcome.verdict ? job::format_fatal(outcome.verdict->fatal) : "");
+    return exit_code;
   }
 
   const JobSpec& job_;
@@ -442,11 +497,23 @@ class RestartLoop {
 int run(cli::RunOptions options) {
   if (options.host_timeout) base::net::set_host_timeout(*options.host_timeout);
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
-  if (options.hosts.empty() && options.env_from != "none") job::identity::check_is_only_pod(base::Env::this_process());
+  const base::Env& env = base::Env::this_process();
+  std::optional<job::identity::Pod> pod;
+  if (options.hosts.empty() && options.env_from != "none") pod = job::identity::find_pod_of_several(env);
+  JobSpec job;
+  std::vector<std::string> pod_command;  // must be the same in all pods
+  if (pod) {
+    job.pods_timeout = options.join_timeout.value_or(env.lockstep_join_timeout.value_or(base::kDefaultPodJoinTimeout));
+    if (env.lockstep_key_file) job.context.key = job::JobKey::from_file(*env.lockstep_key_file);
+    pod_command = options.command;
+    if (options.ranks > 0) pod_command.insert(pod_command.begin(), {"-n", std::to_string(options.ranks)});
+    options = with_hosts_of_pods(std::move(options), *pod);
+  }
   check_min_hosts(options);
   process::check_proc();
+  if (pod && pod->index > 0)
+    return hosts::serve_pod(*pod, pod_command, job.context.key, Deadline::in(job.pods_timeout));
   read_own_errors();  // which reports an invalid file now, and not when a rank has failed
-  JobSpec job;
   plan::LaunchContext& context = job.context;
   context.launcher_directory = process::current_directory(options.directory);
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
@@ -468,8 +535,21 @@ int run(cli::RunOptions options) {
   process::become_subreaper();
   job.max_files = base::raise_fd_limit(8 * options.hosts.size() + 64);
   job.staged_files = files_to_stage(options);
+  std::optional<hosts::PodMeeting> pods;
+  if (pod) pods.emplace(*pod, pod_command, context.key, Deadline::in(job.pods_timeout));
+  job.pods = pods ? &*pods : nullptr;
   job.options = std::move(options);
-  return RestartLoop(job).run();
+  try {
+    return RestartLoop(job).run();
+  } catch (const base::Error& error) {
+    Verdict verdict = verdict_on(job::to_fatal(error));
+    verdict.exit_code = base::exit_code_before_start(error.cause());
+    const std::string line = job::format_fatal(verdict.fatal);
+    std::fprintf(stderr, "%s\n", line.c_str());
+    const int exit_code = exit_code_of(verdict, job.options);
+    if (pods) pods->end(exit_code, line);
+    return exit_code;
+  }
 }
 
 }  // namespace lockstep::launcher::supervise

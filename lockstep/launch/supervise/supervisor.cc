@@ -121,7 +121,7 @@ class Supervisor {
   using Kind = protocol::FrameKind;
 
   void send_jobs(plan::LaunchContext context) {
-    context.key = job::JobKey::random();
+    if (!context.key.is_set()) context.key = job::JobKey::random();
     store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
     context.store = store_->address();
     const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
@@ -140,7 +140,8 @@ class Supervisor {
     loop_.at([this] { return snapshot_deadline_; }, [this] { on_snapshots(); });
     loop_.on_readable([this] { return signals_; },
                       [this] {
-                        while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
+                        while (const auto signal = process::read_signal(signals_))
+                          on_signal(*signal, base::net::host_name());
                       });
     for (std::size_t i = 0; i < agents_.size(); ++i)
       loop_.on_readable([this, i] { return agents_[i].descriptor(); }, [this, i] { read_agent(i); });
@@ -197,6 +198,7 @@ class Supervisor {
         const auto why = protocol::decode_texts(frame.payload, 2);
         return kill_all(judge_refusal(agents_[agent].host(), why[0], why[1]));
       }
+      case Kind::kSignalled: return on_signal(static_cast<int>(number()), agents_[agent].host());
       case Kind::kStarted: location_of(frame.rank, locations_).pid = number(); return;
       case Kind::kStartFailed: {
         const auto numbers = protocol::decode_numbers(frame.payload, 2);
@@ -284,7 +286,7 @@ class Supervisor {
     send_stop({.signal = SIGKILL});
   }
 
-  void on_signal(int signal) {
+  void on_signal(int signal, const std::string& host) {
     if (signal == SIGUSR1 || signal == SIGUSR2) {
       outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
       return broadcast(Kind::kSignal, protocol::encode_numbers({signal}));
@@ -299,7 +301,7 @@ class Supervisor {
     output_->allow_drops();
     if (signal == SIGQUIT) return stop_with_stacks();
     output_->print_note(stop_note(signal, options_.grace));
-    conclude(judge_user_stop(signal));
+    conclude(judge_user_stop(signal, host));
     stop_ranks(signal == SIGINT ? SIGINT : SIGTERM);
   }
 
@@ -406,7 +408,7 @@ class Supervisor {
     if (verdict_ || stop_signal_ != 0) return;
     stop_signal_ = SIGPIPE;
     output_->allow_drops();
-    conclude(judge_user_stop(SIGPIPE));
+    conclude(judge_user_stop(SIGPIPE, base::net::host_name()));
     stop_ranks(SIGINT);
   }
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,16 +21,17 @@ import host_cluster  # noqa: E402
 
 ARGS = checks.parse_arguments("lockstep", "program")
 PODS = 3
+EACH_POD = range(PODS)
 PORT = "23456"
 
 
-def kubeflow(pod, num_pods, master, ranks="1"):
+def kubeflow(pod, num_pods, master, ranks="1", port=PORT):
     return {
         "PET_NODE_RANK": pod,
         "PET_NNODES": num_pods,
         "PET_NPROC_PER_NODE": ranks,
         "PET_MASTER_ADDR": master,
-        "PET_MASTER_PORT": PORT,
+        "PET_MASTER_PORT": port,
     }
 
 
@@ -72,7 +74,7 @@ def train(*how):
 
 def one_rank_in_each_pod(cluster):
     for name, (variables, source) in ORCHESTRATORS.items():
-        pods = [start(cluster, pod, variables(pod, PODS, "h1"), *train("slow", "99")) for pod in range(PODS)]
+        pods = [start(cluster, pod, variables(pod, PODS, "h1"), *train("slow", "99")) for pod in EACH_POD]
         outputs = results(pods)
         checks.check(
             f"{PODS} ranks on {PODS} hosts ({source})" in outputs[0][0]
@@ -92,41 +94,183 @@ def unclear_variables_are_named(cluster):
         checks.check(code != 0 and re.search(rf"{word}=", said), f"{name}: an error names the variables: {said[-400:]}")
 
 
-def lockstep_run_is_refused(cluster):
-    of_all = {**{name: one[0] for name, one in ORCHESTRATORS.items()}, **UNCLEAR}
-    for name, variables in of_all.items():
-        given = variables(1, PODS, "h1")
-        said, code = results([start(cluster, 1, given, ARGS.lockstep, "run", "-n", "2", "true")])[0]
-        checks.check(
-            code == 64 and f"{next(iter(given))}=" in said, f"{name}: lockstep run does not start a second world"
-        )
-        said, code = results([start(cluster, 1, given, ARGS.lockstep, "run", "-n", "2", "--env-from", "none", "true")])[
-            0
+def run(*words):
+    return [ARGS.lockstep, "run", *words]
+
+
+def launchers_in_all_pods_are_one_job(cluster):
+    for name, (variables, _) in ORCHESTRATORS.items():
+        pods = [
+            start(cluster, pod, variables(pod, PODS, "h1"), *run("-n", "2", *train("slow", "99"))) for pod in EACH_POD
         ]
-        checks.check(code == 0, f"{name}: --env-from none overrides it")
+        outputs = results(pods)
+        checks.check(
+            f"{2 * PODS} ranks on {PODS} hosts (lockstep)" in outputs[0][0] and all(code == 0 for _, code in outputs),
+            f"{name}: {2 * PODS} ranks" + said_if_failed(outputs),
+        )
+        checks.check("the pods of this job have no key" in outputs[0][0], "without a key, a warning")
+
+
+def launchers_take_their_number_of_ranks_from_the_pod(cluster):
+    pods = [start(cluster, pod, kubeflow(pod, PODS, "h1", ranks="2"), *run(*train("slow", "99"))) for pod in EACH_POD]
+    outputs = results(pods)
+    checks.check(f"{2 * PODS} ranks on {PODS} hosts" in outputs[0][0], "PET_NPROC_PER_NODE" + said_if_failed(outputs))
+
+
+def launchers_that_do_not_know_the_others_are_refused(cluster):
+    for name, variables in UNCLEAR.items():
+        if "8 ranks" in name:
+            continue
+        given = variables(1, PODS, "h1")
+        said, code = results([start(cluster, 1, given, *run("-n", "2", "true"))])[0]
+        checks.check(
+            code == 64 and f"{next(iter(given))}=" in said,
+            f"{name}: lockstep run does not start a second world: {said}",
+        )
+        said, code = results([start(cluster, 1, given, *run("-n", "2", "--env-from", "none", "true"))])[0]
+        checks.check(code == 0, f"{name}: --env-from none overrides it: {said}")
+
+
+def start_launchers(cluster, *how, ranks="2", options=()):
+    """Starts lockstep run in all pods, and waits until the ranks train."""
+    pods = [
+        start(cluster, pod, kubeflow(pod, PODS, "h1"), *run("-n", ranks, *options, *train(*how))) for pod in EACH_POD
+    ]
+    wait_for_output(pods[0], f"rank {2 * PODS - 1} pid")
+    return pods
+
+
+def wait_for_output(pod, text):
+    for line in pod.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was not printed")
+
+
+def same_end(name, outputs, code, *words):
+    """The last line of all pods is the same and has `words`, and so are their exit codes."""
+    lines = {said.splitlines()[-1] for said, _ in outputs}
+    checks.check(
+        len(lines) == 1 and {found for _, found in outputs} == {code} and all(word in min(lines) for word in words),
+        f"{name}: all pods end alike: {outputs}",
+    )
+
+
+def killed_pod_ends_the_job(cluster):
+    pods = start_launchers(cluster, "until_stop", options=("--retry-exit-code", "130"))
+    begin = time.monotonic()
+    pods[1].kill()
+    outputs = results([pods[0], pods[2]])
+    took = time.monotonic() - begin
+    checks.check(took < 10, f"the others end within 10 s: {took:.1f} s")
+    same_end("a killed pod", outputs, 130, "FATAL", "PEER_UNREACHABLE", "pod h2")
+    pods[1].communicate()
+
+
+def killed_launcher_ends_the_job(cluster):
+    pods = start_launchers(cluster, "until_stop")
+    begin = time.monotonic()
+    pods[0].kill()
+    outputs = results(pods[1:])
+    took = time.monotonic() - begin
+    checks.check(took < 10, f"the others end within 10 s: {took:.1f} s")
+    checks.check(
+        all(code == 69 and "cause=COORDINATOR_LOST" in said.splitlines()[-1] for said, code in outputs),
+        f"they say that the launcher is lost: {outputs}",
+    )
+    pods[0].communicate()
+
+
+def failing_rank_is_named_by_all(cluster):
+    pods = [
+        start(cluster, pod, kubeflow(pod, PODS, "h1"), *run("-n", "2", "sh", "-c", FAILS_ON_RANK_3)) for pod in EACH_POD
+    ]
+    same_end("a rank that fails", results(pods), 3, "FATAL", "rank=3", "host=h2")
+
+
+FAILS_ON_RANK_3 = "sleep 1; if [ $LOCKSTEP_RANK = 3 ]; then exit 3; fi; sleep 30"
+
+
+def signal_to_any_pod_stops_the_job(cluster):
+    pods = start_launchers(cluster, "until_stop")
+    pods[2].send_signal(signal.SIGTERM)
+    same_end("SIGTERM to the last pod", results(pods), 143, "FATAL", "stopped by SIGTERM", "host=h3")
+
+
+def pods_with_another_command_or_key_are_refused(cluster):
+    words = ["1", "1", "2"]
+    pods = [start(cluster, pod, kubeflow(pod, PODS, "h1"), *run("-n", words[pod], "true")) for pod in EACH_POD]
+    outputs = results(pods[:2])
+    checks.check(
+        all(code == 64 and "pod 2 (" in said and "start the same lockstep run" in said for said, code in outputs),
+        f"another command is named: {outputs}",
+    )
+    pods[2].kill()
+    pods[2].communicate()
+    keys = [pathlib.Path(cluster.folder, f"key{pod}") for pod in EACH_POD]
+    for pod, key in enumerate(keys):
+        key.write_bytes(bytes([65 + pod // 2]) * 32)
+        key.chmod(0o400)
+    pods = [
+        start(
+            cluster,
+            pod,
+            {**kubeflow(pod, 2, "h1"), "LOCKSTEP_KEY_FILE": keys[pod]},
+            *run("-n", "2", *train("slow", "99")),
+        )
+        for pod in range(2)
+    ]
+    outputs = results(pods)
+    checks.check("4 ranks on 2 hosts" in outputs[0][0], "equal keys" + said_if_failed(outputs))
+    checks.check("no key" not in outputs[0][0], "and no warning")
+    variables = [{**kubeflow(pod, 2, "h1"), "LOCKSTEP_KEY_FILE": keys[2 * pod]} for pod in range(2)]
+    pods = [start(cluster, pod, variables[pod], *run("--join-timeout", "3", "true")) for pod in range(2)]
+    outputs = results(pods)
+    checks.check("AUTH_FAILED" in outputs[1][0], f"another key is refused: {outputs}")
+    checks.check("JOIN_TIMEOUT" in outputs[0][0] and "in pod 1 of 2" in outputs[0][0], f"and named: {outputs}")
+
+
+def pod_that_comes_back_takes_part_in_the_restart(cluster):
+    pods = start_launchers(cluster, "until_stop", options=("--max-restarts", "1"))
+    pods[1].kill()
+    pods[1].communicate()
+    variables = kubeflow(1, PODS, "h1")
+    pods[1] = start(cluster, 1, variables, *run("-n", "2", "--max-restarts", "1", *train("until_stop")))
+    wait_for_output(pods[0], f"rank {2 * PODS - 1} pid")
+    pods[0].send_signal(signal.SIGTERM)
+    same_end("a restart", results(pods), 143, "stopped by SIGTERM", "host=h1")
 
 
 def name_and_pods_come_late(cluster):
-    """The last pod starts first; the name of the first is known after 6 s, and it starts after 36 s."""
-    variables = [kubeflow(pod, PODS, "job-node-0-0.job") for pod in range(PODS)]
-    pods = [start(cluster, 2, variables[2], *train("slow", "99"))]
-    time.sleep(6)
+    """The last pod starts first; the name of the first is known after 20 s, and it starts after 50 s. The second starts
+    after 90 s. The same with a rank, and with lockstep run, in each pod."""
+
+    def start_both(pod):
+        variables = [kubeflow(pod, PODS, "job-node-0-0.job", port=port) for port in ("23456", "23457")]
+        ranks.append(start(cluster, pod, variables[0], *train("slow", "99")))
+        launchers.append(start(cluster, pod, variables[1], *run("-n", "2", *train("slow", "99"))))
+
+    ranks, launchers = [], []
+    start_both(2)
+    time.sleep(20)
     with open(f"{cluster.folder}/hosts", "a", encoding="ascii") as names:
         names.write(f"{host_cluster.SUBNET}1 job-node-0-0.job\n")
     time.sleep(30)
-    pods.insert(0, start(cluster, 0, variables[0], *train("slow", "99")))
-    time.sleep(32)
-    pods.insert(1, start(cluster, 1, variables[1], *train("slow", "99")))
-    outputs = results(pods)
-    checks.check(all(code == 0 for _, code in outputs), "all join" + said_if_failed(outputs))
-    checks.check("cannot resolve host" in outputs[2][0], "the pod that waits for the name says so")
-    checks.check("cannot connect to" in outputs[2][0], "the pod that waits for the port says so")
-    checks.check("waits for 1 of 3 ranks" in outputs[0][0], "rank 0 says who is missing")
+    start_both(0)
+    time.sleep(40)
+    start_both(1)
+    for pods, missing in (ranks, "waits for 1 of 3 ranks"), (launchers, "waits for pod 1 of 3"):
+        last, first, middle = results(pods)
+        outputs = [first, middle, last]
+        checks.check(all(code == 0 for _, code in outputs), "all join" + said_if_failed(outputs))
+        checks.check("cannot resolve host" in last[0], "the pod that waits for the name says so")
+        checks.check("cannot connect to" in last[0], "the pod that waits for the port says so")
+        checks.check(missing in first[0], f"the first pod says who is missing: {first[0][-600:]}")
 
 
 def killed_pod_is_named(cluster):
-    variables = [kubeflow(pod, PODS, "h1") for pod in range(PODS)]
-    pods = [start(cluster, pod, variables[pod], *train("until_stop")) for pod in range(PODS)]
+    variables = [kubeflow(pod, PODS, "h1") for pod in EACH_POD]
+    pods = [start(cluster, pod, variables[pod], *train("until_stop")) for pod in EACH_POD]
     time.sleep(6)
     begin = time.monotonic()
     pods[1].kill()
@@ -140,7 +284,15 @@ def killed_pod_is_named(cluster):
 CASES = (
     one_rank_in_each_pod,
     unclear_variables_are_named,
-    lockstep_run_is_refused,
+    launchers_in_all_pods_are_one_job,
+    launchers_take_their_number_of_ranks_from_the_pod,
+    launchers_that_do_not_know_the_others_are_refused,
+    killed_pod_ends_the_job,
+    killed_launcher_ends_the_job,
+    failing_rank_is_named_by_all,
+    signal_to_any_pod_stops_the_job,
+    pods_with_another_command_or_key_are_refused,
+    pod_that_comes_back_takes_part_in_the_restart,
     name_and_pods_come_late,
     killed_pod_is_named,
 )

@@ -93,15 +93,22 @@ TEST(Pod, RanksThatWereStartedInAPodKeepTheirVariables) {
       "torchrun");
 }
 
-TEST(Pod, ALauncherIsRefusedInOneOfSeveral) {
-  for (const Variables& variables : {kTrainJob, kPyTorchJob, kVolcano, kAihc, kJobSet, kSageMaker}) {
+TEST(Pod, LaunchersInAllPodsStartOneJob) {
+  for (const Variables& variables : {kTrainJob, with_ranks(kTrainJob, "PET_NPROC_PER_NODE", "8"), kPyTorchJob, kVolcano,
+                                     with_ranks(kAihc, "NPROC_PER_NODE", "8")}) {
+    const std::optional<Pod> pod = find_pod_of_several(environment(variables));
+    ASSERT_TRUE(pod);
+    EXPECT_EQ(pod->index, 1);
+    EXPECT_EQ(pod->num_pods, 2);
+    EXPECT_GT(first_address(*pod).port, 20000);
+  }
+  for (const Variables& variables : {kJobSet, kSageMaker, with_ranks(kPet, "PET_NNODES", "1:4")}) {
     const Env env = environment(variables);
-    EXPECT_THAT(message_of<UsageError>([&] { check_is_only_pod(env); }),
+    EXPECT_THAT(message_of<UsageError>([&] { find_pod_of_several(env); }),
                 HasSubstr("one of several pods (" + find_pod(env)->variables + ")"));
   }
   const Variables one = {{"PET_NNODES", "1"}, {"PET_NODE_RANK", "0"}};
-  for (const Variables& variables : {Variables{}, one, kRay})
-    EXPECT_NO_THROW(check_is_only_pod(environment(variables)));
+  for (const Variables& variables : {Variables{}, one, kRay}) EXPECT_FALSE(find_pod_of_several(environment(variables)));
   EXPECT_EQ(identify(environment(one)).world_size, 1);
 }
 

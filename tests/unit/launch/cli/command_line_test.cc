@@ -44,7 +44,9 @@ TEST(CommandLineOptions, DefaultsMatchTheHeader) {
 }
 
 TEST(CommandLineOptions, RestartOptions) {
-  const RunOptions run = run_of({"--max-restarts", "3", "--restart-pause", "0.25", "--min-hosts", "2", "prog"});
+  const RunOptions run = run_of(
+      {"--max-restarts", "3", "--restart-pause", "0.25", "--min-hosts", "2", "--retry-exit-code", "130", "prog"});
+  EXPECT_EQ(run.retry_exit_code, 130);
   EXPECT_EQ(run.max_restarts, 3);
   EXPECT_EQ(run.restart_pause, std::chrono::milliseconds(250));
   EXPECT_EQ(run.min_hosts, 2);
