@@ -61,12 +61,17 @@ Pod pod_of(const Env& env, const PodVariables& variables) {
   return pod;
 }
 
-/// SM_HOSTS is a list in JSON, such as ["algo-1","algo-2"].
+/// SM_HOSTS is a list in JSON, such as ["algo-1","algo-2"]. The port is the one that SageMaker's own start of torchrun
+/// uses.
 Pod pod_of_sagemaker(const Env& env) {
   const std::vector<std::string> parts = base::split(*env.sm_hosts, '"');
   std::vector<std::string> hosts;
   for (std::size_t i = 1; i < parts.size(); i += 2) hosts.push_back(parts[i]);
   Pod pod{.num_pods = static_cast<int>(hosts.size()), .variables = "SM_HOSTS=" + *env.sm_hosts};
+  if (!hosts.empty()) {
+    pod.host = hosts.front();
+    pod.port = "7777";
+  }
   const auto own = std::ranges::find(hosts, env.sm_current_host.value_or(""));
   if (own != hosts.end()) pod.index = static_cast<int>(own - hosts.begin());
   return pod;

@@ -6,6 +6,7 @@ The program is train_probe, or a Python program that does the same. The exit cod
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -39,6 +40,11 @@ def per_pod(pod, num_pods, master):
     return {"RANK": pod, "WORLD_SIZE": num_pods, "MASTER_ADDR": master, "MASTER_PORT": PORT}
 
 
+def sagemaker(pod, num_pods, _):
+    hosts = [f"h{host + 1}" for host in range(num_pods)]
+    return {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[pod]}
+
+
 # What sets the variables, and where rank 0 says that they come from.
 ORCHESTRATORS = {
     "TrainJob v2": (kubeflow, "pod"),
@@ -46,13 +52,13 @@ ORCHESTRATORS = {
     "PyTorchJob v1": (lambda *pod: {**kubeflow(*pod), **per_pod(*pod)}, "env://"),
     "Volcano, PAI-DLC": (per_pod, "env://"),
     "AIHC": (lambda *pod: {**per_pod(*pod), "NPROC_PER_NODE": 1}, "env://"),
+    "SageMaker": (sagemaker, "pod"),
 }
 # Those that do not say enough for a program to join.
 UNCLEAR = {
     "TrainJob v2, 8 ranks": lambda *pod: kubeflow(*pod, ranks="8"),
     "PyTorchJob v1, elastic": lambda pod, num_pods, master: {**kubeflow(pod, "1:4", master)},
     "indexed Job, JobSet": lambda pod, num_pods, master: {"JOB_COMPLETION_INDEX": pod},
-    "SageMaker": lambda pod, num_pods, master: {"SM_HOSTS": '["h1", "h2", "h3"]', "SM_CURRENT_HOST": f"h{pod + 1}"},
 }
 
 

@@ -42,7 +42,7 @@ Variables with_ranks(Variables variables, const std::string& name, const std::st
 }
 
 TEST(Pod, OneRankInEachPodJoins) {
-  for (const Variables& variables : {kTrainJob, kPyTorchJob, kVolcano, kAihc}) {
+  for (const Variables& variables : {kTrainJob, kPyTorchJob, kVolcano, kAihc, kSageMaker}) {
     const Identity id = identify(environment(variables));
     EXPECT_EQ(id.rank, 1);
     EXPECT_EQ(id.world_size, 2);
@@ -76,7 +76,11 @@ TEST(Pod, UnknownWorldIsRefused) {
     return message_of<UsageError>([&] { identify(env); });
   };
   EXPECT_THAT(refused(kJobSet), HasSubstr("JOB_COMPLETION_INDEX=1), but no variables name its index and their number"));
-  EXPECT_THAT(refused(kSageMaker), HasSubstr("but no variables name the address of the first"));
+  EXPECT_THAT(refused({{"SM_HOSTS", R"(["algo-1", "algo-2"])"}, {"SM_CURRENT_HOST", "algo-3"}}),
+              HasSubstr("but no variables name its index"));
+  Variables without_address = kPet;
+  without_address.erase("PET_MASTER_ADDR");
+  EXPECT_THAT(refused(without_address), HasSubstr("but no variables name the address of the first"));
   EXPECT_THAT(refused(with_ranks(kPet, "PET_NNODES", "1:4")), HasSubstr("PET_NNODES=1:4"));
   EXPECT_THAT(refused(with_ranks(kPet, "PET_NODE_RANK", "2")), HasSubstr("PET_NODE_RANK=2"));
   EXPECT_THAT(refused(with_ranks(kPet, "PET_NNODES", "two")), HasSubstr("PET_NNODES is \"two\""));
@@ -95,14 +99,14 @@ TEST(Pod, RanksThatWereStartedInAPodKeepTheirVariables) {
 
 TEST(Pod, LaunchersInAllPodsStartOneJob) {
   for (const Variables& variables : {kTrainJob, with_ranks(kTrainJob, "PET_NPROC_PER_NODE", "8"), kPyTorchJob, kVolcano,
-                                     with_ranks(kAihc, "NPROC_PER_NODE", "8")}) {
+                                     with_ranks(kAihc, "NPROC_PER_NODE", "8"), kSageMaker}) {
     const std::optional<Pod> pod = find_pod_of_several(environment(variables));
     ASSERT_TRUE(pod);
     EXPECT_EQ(pod->index, 1);
     EXPECT_EQ(pod->num_pods, 2);
-    EXPECT_GT(first_address(*pod).port, 20000);
+    EXPECT_GT(first_address(*pod).port, 7000);
   }
-  for (const Variables& variables : {kJobSet, kSageMaker, with_ranks(kPet, "PET_NNODES", "1:4")}) {
+  for (const Variables& variables : {kJobSet, with_ranks(kPet, "PET_NNODES", "1:4")}) {
     const Env env = environment(variables);
     EXPECT_THAT(message_of<UsageError>([&] { find_pod_of_several(env); }),
                 HasSubstr("one of several pods (" + find_pod(env)->variables + ")"));
