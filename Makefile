@@ -9,8 +9,8 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 2097152
 # Additional options for cmake (such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON) and for ctest (such as -R unit).
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
-# Three processes at a time also on two cores, because many tests mostly wait.
-CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
+# Four processes at a time also on two cores, because many tests mostly wait.
+CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 4
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
 .PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards \
