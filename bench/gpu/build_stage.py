@@ -40,7 +40,7 @@ def _configure(context):
 def _build_python(context):
     _, targets = context.run("targets", ["cmake", "--build", context.build, "--target", "help"], timeout=60)
     if "lockstep_python" not in targets:
-        raise Refused("CMake found no Python with this torch, its headers and libsodium.so")
+        raise Refused("CMake found no Python with this torch and its headers")
     return _build(context, ["lockstep_python"])
 
 
