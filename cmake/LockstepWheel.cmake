@@ -4,13 +4,14 @@
 #   lockstep/_torch_2_N            the extension for this minor version of torch, and those in LOCKSTEP_EXTENSIONS
 #   _lockstep_hook, lockstep_hook.pth   the watch of programs with torch.distributed
 #   lockstep/sdk/                  for find_package(Lockstep): headers, modules, the static libraries that they need
+#   lockstep/_source.tar.gz        the source distribution, if LOCKSTEP_SOURCE names it
+#   lockstep/licences/             of the libraries that are linked
 #   the scripts folder             the programs; they find the libtorch in site-packages beside them
 #   the data folder                what lockstep bench reads, the completion and the man page
 #
 # JPEG and MPI are never part of it: the SDK reads no JPEG images, and libmpi is loaded when it is used.
 if(NOT LOCKSTEP_PYTHON)
-  message(FATAL_ERROR "the wheel needs the headers of the Python that has this torch (Debian: python3-dev), and the "
-                      "shared libsodium (libsodium-dev)")
+  message(FATAL_ERROR "the wheel needs the headers of the Python that has this torch (Debian: python3-dev)")
 endif()
 set(in_wheel COMPONENT wheel EXCLUDE_FROM_ALL)
 
@@ -34,6 +35,9 @@ lockstep_install_data("${SKBUILD_DATA_DIR}/share" "${SKBUILD_DATA_DIR}/share/man
 if(LOCKSTEP_EXTENSIONS)  # those that scripts/wheels.sh has built, in the folder lockstep of this one
   install(DIRECTORY "${LOCKSTEP_EXTENSIONS}/lockstep" DESTINATION . ${in_wheel})
 endif()
+if(LOCKSTEP_SOURCE)  # the source distribution, for `lockstep build`
+  install(FILES "${LOCKSTEP_SOURCE}" DESTINATION lockstep ${in_wheel} RENAME _source.tar.gz)
+endif()
 install(FILES "${PROJECT_BINARY_DIR}/python/lockstep/_build.py" DESTINATION lockstep ${in_wheel})
 install(FILES "${PROJECT_SOURCE_DIR}/python/_lockstep_backend.py" DESTINATION . ${in_wheel})  # of the entry points
 lockstep_install_hook(. ${in_wheel})
@@ -47,9 +51,10 @@ set(LOCKSTEP_IN_WHEEL yes)
 lockstep_install_sdk(LockstepWheelTargets lockstep/sdk/ lib include ${in_wheel})
 install(TARGETS lockstep_no_jpeg ARCHIVE DESTINATION lockstep/sdk/lib ${in_wheel})
 install(FILES "${LOCKSTEP_ZLIB_STATIC_LIBRARY}" "${LOCKSTEP_SODIUM_LIBRARY}" DESTINATION lockstep/sdk/lib ${in_wheel})
-foreach(package libsodium-dev zlib1g-dev)  # Debian's and Ubuntu's files of licences
-  find_file(LOCKSTEP_LICENCE_OF_${package} ${package}/copyright PATHS /usr/share/doc)
-  install(FILES "${LOCKSTEP_LICENCE_OF_${package}}" DESTINATION lockstep/sdk/licences ${in_wheel}
+# Debian's and Ubuntu's files of the licences of what the libraries and programs contain.
+foreach(package libsodium-dev zlib1g-dev nlohmann-json3-dev libcli11-dev libxxhash-dev)
+  find_file(LOCKSTEP_LICENCE_OF_${package} ${package}/copyright PATHS "${deps}/usr/share/doc" /usr/share/doc)
+  install(FILES "${LOCKSTEP_LICENCE_OF_${package}}" DESTINATION lockstep/licences ${in_wheel}
           OPTIONAL RENAME ${package}.txt)
 endforeach()
 

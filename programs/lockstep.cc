@@ -10,6 +10,7 @@
 #include "lockstep/launch/output/status.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/slurm/step_task.h"
 #include "lockstep/launch/slurm/submit.h"
 #include "lockstep/launch/supervise/run.h"
@@ -26,6 +27,7 @@ int main(int argc, char** argv) {
       case launcher::cli::Subcommand::kDoctor: return launcher::doctor::doctor(std::move(command.doctor));
       case launcher::cli::Subcommand::kStatus: launcher::output::print_status(command.json); break;
       case launcher::cli::Subcommand::kBench: launcher::process::exec_companion("lockstep-bench", command.arguments);
+      case launcher::cli::Subcommand::kBuild: launcher::process::exec_extension_build(std::move(command.python));
       case launcher::cli::Subcommand::kAgent:
         return command.agent.waits_in_step.empty() ? launcher::agent::agent_main(command.agent)
                                                    : launcher::slurm::wait_for_agent(command.agent.waits_in_step);

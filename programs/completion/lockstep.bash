@@ -98,6 +98,11 @@ _lockstep_bench_options='
 --json
 '
 
+_lockstep_build_options='
+-h --help
+--python program
+'
+
 # Prints the options of a command, one per line.
 _lockstep_option_names() {
   local table=_lockstep_${1}_options line word
@@ -198,13 +203,13 @@ _lockstep_find_program() {
 _lockstep_complete() {
   local current=${words[${#words[@]}-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
   if ((last == 1)); then
-    compgen -W 'run submit doctor status bench help --help --version' -- "$current"
+    compgen -W 'run submit doctor status bench build help --help --version' -- "$current"
     return
   fi
   case $command in
-    run | submit | doctor | status | bench) ;;
+    run | submit | doctor | status | bench | build) ;;
     help)
-      ((last == 2)) && compgen -W 'run submit doctor status bench' -- "$current"
+      ((last == 2)) && compgen -W 'run submit doctor status bench build' -- "$current"
       return
       ;;
     *) return ;;
@@ -248,14 +253,14 @@ _lockstep_completes_files() {
       _lockstep_find_program "$command"
       ((program_index > 0 && program_index < last)) && return 0
       ;;
-    status | bench) ;;
+    status | bench | build) ;;
     *) return 1 ;;
   esac
   if [[ $current == --*=* ]]; then
     value=$(_lockstep_option_value "$command" "${current%%=*}")
   else
     value=$(_lockstep_option_value "$command" "${words[last - 1]}")
-    [[ -z $value && $current != -* && $command != status && $command != bench ]] && return 0
+    [[ -z $value && $current != -* && $command =~ ^(run|submit|doctor)$ ]] && return 0
   fi
   [[ $value == file || $value == directory || $value == program ]]
 }

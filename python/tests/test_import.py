@@ -123,6 +123,59 @@ def test_another_torch_is_named(choose, version):
         choose("314", version)
 
 
+OWN = "2.11.0a0+c0ffee.nv26.05"
+
+
+@pytest.fixture
+def build(choose, tmp_path, monkeypatch):
+    """Adds what `lockstep build` installs for a version of torch; `choose` then finds it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def add(torch, tag="314", version=_compatibility.VERSION, root="."):
+        folder = tmp_path / root / f"_torch_{torch}" / f"{version}.cpython-{tag}-x86_64-linux-gnu"
+        folder.mkdir(parents=True)
+        (folder / f"_C.cpython-{tag}-x86_64-linux-gnu.so").touch()
+        return str(folder.relative_to(tmp_path))
+
+    return add
+
+
+@pytest.mark.parametrize("torch", [OWN, "2.13.0", "2.15.0+cu130"])
+def test_a_build_for_exactly_this_torch_comes_first(choose, build, torch):
+    folder = build(torch)
+    assert choose("314", torch) == folder
+    assert choose("314", "2.15.1") == "_torch_2_15"
+
+
+def test_a_build_in_the_cache(choose, build):
+    folder = build(OWN, root="cache/lockstep")
+    assert choose("314", OWN) == folder
+    assert choose("314", "2.11.0") == "_torch_2_11"
+
+
+def test_a_build_for_a_cpython_of_no_wheel(choose, build):
+    folder = build(OWN, tag="316")
+    assert choose("316", OWN) == folder
+    with pytest.raises(ImportError, match=r"CPython 3\.10, .* but this is CPython 3\.16; lockstep build compiles it"):
+        choose("316", "2.15.0")
+
+
+@pytest.mark.parametrize("other", [{"torch": "2.11.0a0+c0ffee.nv26.06"}, {"tag": "313"}, {"version": "0.0.9"}])
+def test_other_builds_are_not_used(choose, build, other):
+    build(**{"torch": OWN, **other})
+    with pytest.raises(
+        ImportError, match=r"lockstep build compiles it for this one \(about \d+ minutes of one core\)$"
+    ):
+        choose("314", OWN)
+
+
+def test_what_may_not_compile(choose):
+    with pytest.raises(ImportError, match=r"torch 2\.10\.2; it is too old: pip install 'torch>=2\.11,<2\.16'$"):
+        choose("314", "2.10.2")
+    with pytest.raises(ImportError, match=r"; lockstep build may fail to compile it .* newer than 2\.15 \(about"):
+        choose("314", "2.16.0")
+
+
 def test_torch_of_this_cpython(choose):
     """One minor version has no extension for each CPython, as torch has not."""
     with pytest.raises(ImportError, match=r"built for torch 2\.11 and 2\.12, but this is torch 2\.15\.0; "):
@@ -133,7 +186,7 @@ def test_torch_of_this_cpython(choose):
 def test_cpython_is_looked_at_first(choose):
     with pytest.raises(ImportError, match=r"CPython 3\.10, 3\.11, 3\.14 and 3\.15, but this is CPython 3\.9; "):
         choose("39", None)
-    with pytest.raises(ImportError, match=r"but this is free-threaded CPython 3\.14; "):
+    with pytest.raises(ImportError, match=r"but this is free-threaded CPython 3\.14; .*not supported$"):
         choose("314t", "2.15.0")
 
 

@@ -25,7 +25,7 @@ constexpr int kMaxHosts = 65536;
 constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxRestartPause = 60;  // seconds
 
-const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "status", "bench"};
+const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "status", "bench", "build"};
 const std::string kCommands = base::alternatives(kCommandNames);
 
 const char* const kUsage =
@@ -37,6 +37,7 @@ const char* const kUsage =
     "  doctor     check each host for problems before anything is started\n"
     "  status     print the ranks of the jobs on this host: progress, CPU, memory and current operation\n"
     "  bench      measure this machine: Lockstep compared with Gloo, MPI and PyTorch\n"
+    "  build      compile the Python package's extension for a torch or CPython that the wheel lacks\n"
     "\n"
     "Example: lockstep run -n 4 ./train --epochs 3\n"
     "\n"
@@ -304,6 +305,24 @@ CommandLine parse_status(std::vector<std::string> words) {
   return table.parse_options_only(std::move(words)) ? command : CommandLine{.text = table.help()};
 }
 
+CommandLine parse_build(std::vector<std::string> words) {
+  CommandLine command{.subcommand = Subcommand::kBuild};
+  OptionTable table(
+      "lockstep build", "lockstep build [--python PYTHON]",
+      "Compiles the extension of the Python package for the torch and the CPython of PYTHON, from the sources in the "
+      "package, and installs it beside the package, or in ~/.cache/lockstep if that folder cannot be written. import "
+      "lockstep then uses it with exactly this version of torch.\n"
+      "\n"
+      "It is needed for a torch that the wheel has no extension for: NVIDIA's, conda-forge's or your own build. It "
+      "takes about 8 minutes of one core, and needs a C++20 compiler (CXX, or c++ in PATH) and the headers of CPython. "
+      "cmake and ninja are taken from PyPI, for this build alone, if the machine lacks them; nothing else uses the "
+      "network.");
+  table.group("Options", "lockstep build --python env/bin/python");
+  table.option("--python", command.python, text("PYTHON", "an interpreter of Python"),
+               "the Python with this torch, by name or path (default: the one beside lockstep, else python3 in PATH)");
+  return table.parse_options_only(std::move(words)) ? command : CommandLine{.text = table.help()};
+}
+
 /// Parses the options of `lockstep agent`, which only the launcher executes.
 CommandLine parse_agent(std::vector<std::string> words) {
   CommandLine command{.subcommand = Subcommand::kAgent};
@@ -348,6 +367,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
   if (subcommand == "status") return parse_status(arguments);
   if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", std::move(arguments)};
   if (subcommand == "bench") return {Subcommand::kBench, {}, "", std::move(arguments)};
+  if (subcommand == "build") return parse_build(std::move(arguments));
   if (subcommand == "agent") return parse_agent(arguments);
   if (subcommand == "help") return parse_help(arguments);
   if (subcommand == "--help" || subcommand == "-h") return {Subcommand::kPrint, {}, kUsage, {}};

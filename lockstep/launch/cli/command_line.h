@@ -71,6 +71,7 @@ enum class Subcommand {
   kDoctor,    ///< checks hosts before anything is started
   kStatus,    ///< prints the ranks on this host
   kBench,     ///< executes lockstep-bench, which links libtorch and parses CommandLine::arguments
+  kBuild,     ///< compiles the extension of the Python package for the Python CommandLine::python
   kAgent,     ///< runs the agent of a host; only the launcher uses it
   kCmakeDir,  ///< prints the folder of the installed CMake package
   kPrint,     ///< prints CommandLine::text: a help text or the version
@@ -99,7 +100,8 @@ struct CommandLine {
   RunOptions run;
   std::string text;
   std::vector<std::string> arguments;
-  bool json = false;  ///< print JSON; for kStatus
+  bool json = false;   ///< print JSON; for kStatus
+  std::string python;  ///< name or path of an interpreter; empty: the one beside this program, else python3 in PATH
   AgentOptions agent{};
   DoctorOptions doctor{};
 };

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/spawn.h"
 
 namespace lockstep::launcher::process {
 namespace {
@@ -20,6 +21,17 @@ std::size_t count_option_words(const std::string& word) {
   }
   return 1;
 }
+
+// The package is not executed: it would look for the extension. Its other modules can be imported nevertheless.
+constexpr const char* kBuildExtension =
+    "import importlib.util, sys\n"
+    "spec = importlib.util.find_spec('lockstep')\n"
+    "if not (spec and spec.origin):\n"
+    "    sys.exit('lockstep build: ' + sys.executable + ' has no package lockstep; install the wheel there, or name "
+    "another Python with --python')\n"
+    "sys.modules['lockstep'] = importlib.util.module_from_spec(spec)\n"
+    "from lockstep import _extension_build\n"
+    "_extension_build.main()\n";
 
 }  // namespace
 
@@ -59,6 +71,17 @@ std::string python_hook_folder() {
 
 bool has_installed_hook(const std::string& program) {
   return !first_match(folder_of(folder_of(program)), "/lib/python3*/*-packages/lockstep_hook.pth").empty();
+}
+
+void exec_extension_build(std::string python) {
+  if (python.empty()) {
+    python = folder_of(executable_path()) + "/python3";
+    if (!is_executable(python)) python = "python3";
+  }
+  const Environment environment = current_environment();
+  const std::string path = find_program(python, find_variable(environment, "PATH").value_or(kDefaultSearchPath));
+  throw base::SystemError("cannot execute " + base::quoted(path, 256),
+                          exec_program(path, {path, "-c", kBuildExtension}));
 }
 
 }  // namespace lockstep::launcher::process

@@ -27,4 +27,9 @@ std::string python_hook_folder();
 /// installed, which has the hook.
 bool has_installed_hook(const std::string& program);
 
+/// Replaces this process by `python`, a name or a path, that compiles the extension of the package which it has. Empty:
+/// the python3 in the directory of the running program, else the one in PATH. Does not return. Throws UsageError if
+/// there is no such program, and SystemError if the system cannot execute it.
+[[noreturn]] void exec_extension_build(std::string python);
+
 }  // namespace lockstep::launcher::process

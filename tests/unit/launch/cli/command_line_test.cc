@@ -62,6 +62,15 @@ TEST(CommandLineOptions, RestartOptions) {
   EXPECT_THAT(error_of({"run", "--restart-pause", "1", "p"}), HasSubstr("--restart-pause requires --max-restarts"));
 }
 
+TEST(CommandLineOptions, BuildTakesOneOption) {
+  EXPECT_EQ(parse_command_line({"build"}).subcommand, Subcommand::kBuild);
+  EXPECT_EQ(parse_command_line({"build"}).python, "");
+  EXPECT_EQ(parse_command_line({"build", "--python", "env/bin/python"}).python, "env/bin/python");
+  EXPECT_EQ(parse_command_line({"build", "--help"}).subcommand, Subcommand::kPrint);
+  EXPECT_THAT(error_of({"build", "--python", ""}), HasSubstr("--python is \"\""));
+  EXPECT_THAT(error_of({"build", "python3"}), HasSubstr("unknown argument \"python3\""));
+}
+
 TEST(CommandLineOptions, StatusTakesOneOption) {
   EXPECT_EQ(parse_command_line({"status"}).subcommand, Subcommand::kStatus);
   EXPECT_FALSE(parse_command_line({"status"}).json);
@@ -185,7 +194,7 @@ TEST(CommandLineOptions, HelpAndVersionArePrinted) {
 }
 
 TEST(CommandLineOptions, HelpCommandEqualsTheHelpOption) {
-  for (const char* command : {"run", "doctor", "status"})
+  for (const char* command : {"run", "doctor", "status", "build"})
     EXPECT_EQ(parse_command_line({"help", command}).text, parse_command_line({command, "--help"}).text) << command;
   for (const char* command : {"submit", "bench"}) {
     const CommandLine help = parse_command_line({"help", command});

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Installs the wheel of `make wheel` beside a torch that it has no extension for, runs `lockstep build`, and trains on
+two ranks. All of it as a user without root, without apt-get and the packages that Lockstep is compiled with.
+
+Usage: extension_build.py TORCH WORK
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+USER = 54321  # of no one
+VERSION = "2.15.0a0+c0ffee.nv26.05"
+HIDDEN = [
+    *("/usr/include/" + name for name in ("nlohmann", "CLI", "gloo", "sodium", "sodium.h", "xxhash.h", "xxh3.h")),
+    *("/usr/include/" + name for name in ("zlib.h", "zconf.h")),
+    *(f"/usr/lib/x86_64-linux-gnu/lib{name}" for name in ("sodium.a", "sodium.so", "z.a", "z.so")),
+    *("/usr/share/cmake/nlohmann_json", "/usr/bin/apt", "/usr/bin/apt-get"),
+]
+TRAIN = """\
+import lockstep, torch
+world = lockstep.init()
+torch.manual_seed(world.rank)
+net = torch.nn.Linear(4, 2)
+ddp = lockstep.DistributedDataParallel(net, world)
+optimizer = lockstep.optim.SGD(ddp, lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print("weights", net.weight.sum().item(), world.transport)
+"""
+
+
+def hide():
+    """Runs this program again where the files of HIDDEN are not."""
+    if os.geteuid() != 0:
+        print("SKIPPED: hiding packages in a mount namespace requires root")
+        sys.exit(77)
+    os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv, "hidden"])
+
+
+def remove_hidden():
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/mnt"], check=True)
+    os.makedirs("/mnt/upper")
+    os.makedirs("/mnt/work")
+    layers = "lowerdir=/usr,upperdir=/mnt/upper,workdir=/mnt/work"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, "/usr"], check=True)
+    for path in map(pathlib.Path, HIDDEN):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def make_environment(torch, folder):
+    """A virtual environment with the wheel and a torch of that version: links to the files of the installed one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(["/usr/bin/python3", "-m", "venv", folder], check=True)
+    (wheel,) = (ROOT / "build/wheel").glob("lockstep_ddp-*.whl")
+    subprocess.run([folder / "bin/pip", "install", "--quiet", "--no-index", wheel], check=True)
+    (site_packages,) = folder.glob("lib/python3*/site-packages")
+    for entry in torch.parent.iterdir():
+        if entry != torch and not (site_packages / entry.name).exists():
+            (site_packages / entry.name).symlink_to(entry)
+    own = site_packages / "torch"
+    own.mkdir()
+    for entry in torch.iterdir():
+        if entry.name not in ("version.py", "__pycache__"):
+            (own / entry.name).symlink_to(entry)
+    text = (torch / "version.py").read_text()
+    (own / "version.py").write_text(re.sub(r"__version__ = '.*'", f"__version__ = '{VERSION}'", text))
+
+
+def main():
+    if sys.argv[-1] != "hidden":
+        hide()
+    torch, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    remove_hidden()
+    environment, home = work / "env", work / "home"
+    make_environment(torch, environment)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    os.chown(home, USER, USER)
+
+    def run(program, *words, expect=0):
+        done = subprocess.run(
+            ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", environment / "bin" / program, *words],
+            env={"PATH": f"{environment}/bin:/usr/bin:/bin", "XDG_CACHE_HOME": str(home), "TMPDIR": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=home,
+        )
+        print(done.stdout)
+        if done.returncode != expect:
+            sys.exit(f"{program} ended with {done.returncode}")
+        return done.stdout
+
+    refused = run("python", "-c", "import lockstep", expect=1).splitlines()[-1]
+    assert re.search(rf"but this is torch {re.escape(VERSION)}; lockstep build compiles it for this one", refused)
+    run("lockstep", "build")
+    assert [path.name for path in home.iterdir()] == ["lockstep"], "temporary files are left"
+    said = run("lockstep", "run", "-n", "2", "python", "-c", TRAIN)
+    weights = re.findall(r"weights (\S+ \w+)", said)
+    assert len(weights) == 2 and len(set(weights)) == 1 and weights[0].endswith("shm"), said
+    shutil.rmtree(work)
+
+
+main()
