@@ -26,7 +26,7 @@ help:
 	@echo "make test-all        the rest, in shards; SHARD=NAME runs one: $(SHARDS)"
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
-	@echo "make wheel           build the Python package for pip, with the programs and the C++ SDK, in build/wheel"
+	@echo "make wheel           build the Python package for pip, and the C++ SDK, in build/wheel"
 	@echo "make wheels          the same for every CPython and every torch that it supports (40 minutes), in build/wheels"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
 	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
@@ -98,7 +98,7 @@ wheels: configure
 
 # The wheel of `make wheels` beside each torch, with each CPython of this machine. PAIRS: for example 3.13:2.15.
 test-wheels: setup
-	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheels/*.whl $(PAIRS)
+	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheels/lockstep_ddp-*.whl $(PAIRS)
 
 # At its end it names in one line the tests that need what this machine lacks, such as root or a GPU.
 test: test-tools build-tests wheel
@@ -164,6 +164,8 @@ shard-oldest_torch: setup
 	  -R '^(python/|procs/watch)' -E '^python/wheel' -LE '^shard:' $(CTEST_ARGS)
 
 shard-bench: build-all
+
+shard-install: wheel
 
 shard-%: build-tests
 	@$(CTEST) -L '^shard:$*$$' $(CTEST_ARGS)

@@ -3,7 +3,8 @@
 #
 #   lockstep/_torch_2_N            the extension for this minor version of torch, and those in LOCKSTEP_EXTENSIONS
 #   _lockstep_hook, lockstep_hook.pth   the watch of programs with torch.distributed
-#   lockstep/sdk/                  for find_package(Lockstep): headers, modules, the static libraries that they need
+#   lockstep/sdk/                  for find_package(Lockstep): headers, modules, the static libraries that they need;
+#                                  scripts/split_sdk.py makes another wheel of it and of lockstep-bench
 #   lockstep/_source.tar.gz        the source distribution, if LOCKSTEP_SOURCE names it
 #   lockstep/licences/             of the libraries that are linked
 #   the scripts folder             the programs; they find the libtorch in site-packages beside them

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # wheel.sh BUILD OUT: builds the wheel for the torch and the CPython of .deps/python, and for those of the extensions in
-# the folder LOCKSTEP_EXTENSIONS, and the source distribution, and puts both into OUT. BUILD is the folder of a release
-# build, which then compiles only what is missing. The source distribution is part of the wheel, for `lockstep build`;
-# it contains headers and static libraries of the packages that Lockstep needs, in third_party. auditwheel gives the
-# wheel the oldest manylinux tag that its symbols allow.
+# the folder LOCKSTEP_EXTENSIONS, the wheel of the C++ SDK, and the source distribution, and puts them into OUT. BUILD
+# is the folder of a release build, which then compiles only what is missing. The source distribution is part of the
+# wheel, for `lockstep build`; it contains headers and static libraries of the packages that Lockstep needs, in
+# third_party. auditwheel gives the wheel the oldest manylinux tag that its symbols allow.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$1 out=$2
@@ -25,6 +25,7 @@ cp -R "$third_party" "$work/source/third_party"
 # libtorch is that of the installed torch. libstdc++, libgcc_s and zlib are the system's on every manylinux.
 PATH="$PWD/.deps/python/bin:$PATH" "$python" -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' \
   --wheel-dir "$work/repaired" "$work"/plain/*.whl >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+python3 scripts/split_sdk.py "$work"/repaired/*.whl
 mkdir -p "$out"
 rm -f "$out"/*.whl "$out"/*.tar.gz
 mv "$work"/repaired/* "$out/"

@@ -154,7 +154,7 @@ std::string cmake_package_folder(const std::string& program) {
     if (!first.empty()) return std::filesystem::canonical(first).parent_path();
   }
   throw base::UsageError("there is no CMake package beside " + base::quoted(program, 256),
-                         "install Lockstep: with pip, or by cmake --install");
+                         "pip install lockstep-ddp-sdk, or cmake --install");
 }
 
 void exec_companion(const std::string& name, const std::vector<std::string>& arguments) {
@@ -163,7 +163,8 @@ void exec_companion(const std::string& name, const std::vector<std::string>& arg
   if (!is_executable(path))
     throw base::UsageError(
         "program " + base::quoted(path, 256) +
-        ": not found; expected in the directory of the program lockstep, with which it is installed");
+            ": not found; expected in the directory of the program lockstep, with which it is installed",
+        "with pip: pip install lockstep-ddp-sdk");
   std::vector<std::string> argv = {name};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   throw base::SystemError("cannot execute " + base::quoted(path, 256), exec_program(path, argv));
