@@ -1,5 +1,7 @@
 """Finds the extension for this CPython and its torch. With another one, a program would crash, or miss symbols."""
 
+from __future__ import annotations  # CPython 3.9 is named as well
+
 import os
 import pathlib
 import platform
@@ -35,6 +37,8 @@ def find(folder: pathlib.Path) -> str:
         remedy = f"lockstep build compiles it for this one ({COST})"
         if is_free_threaded():
             remedy = "expected one with a GIL: free-threaded ones are not supported"
+        elif sys.version_info.minor < 10:
+            remedy = "expected 3.10 or newer"
         raise ImportError(f"lockstep {VERSION} was built for CPython {built}, but this is {python_name()}; {remedy}")
     built = f"lockstep {VERSION} was built for torch {_listed([f'2.{minor}' for minor in minors])}"
     version = _torch_version()
