@@ -34,6 +34,8 @@ def main() -> None:
         _build()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        _fail(str(error))
 
 
 def _build() -> None:

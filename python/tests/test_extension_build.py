@@ -130,6 +130,11 @@ def test_what_is_missing_is_named(machine, monkeypatch):
     assert "is not supported" in failure()
 
 
+def test_a_folder_that_cannot_be_written(machine, monkeypatch):
+    (machine / "site-packages/lockstep/_torch_2.15.0a0+c0ffee.nv26.05").touch()
+    assert "File exists" in failure()
+
+
 def test_a_newer_torch_is_tried(machine, monkeypatch, capsys):
     monkeypatch.setattr(torch, "__version__", "2.16.0")
     _extension_build.main()

@@ -36,11 +36,15 @@ print("weights", net.weight.sum().item(), world.transport)
 """
 
 
+def skip(reason):
+    print(f"SKIPPED: {reason}")
+    sys.exit(77)
+
+
 def hide():
     """Runs this program again where the files of HIDDEN are not."""
     if os.geteuid() != 0:
-        print("SKIPPED: hiding packages in a mount namespace requires root")
-        sys.exit(77)
+        skip("hiding packages in a mount namespace requires root")
     os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv, "hidden"])
 
 
@@ -60,7 +64,7 @@ def remove_hidden():
 def make_environment(torch, folder):
     """A virtual environment with the wheel and a torch of that version: links to the files of the installed one."""
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run(["/usr/bin/python3", "-m", "venv", folder], check=True)
+    subprocess.run([f"/usr/bin/{torch.parents[1].name}", "-m", "venv", folder], check=True)
     (wheel,) = (ROOT / "build/wheel").glob("lockstep_ddp-*.whl")
     subprocess.run([folder / "bin/pip", "install", "--quiet", "--no-index", wheel], check=True)
     (site_packages,) = folder.glob("lib/python3*/site-packages")
@@ -80,6 +84,8 @@ def main():
     if sys.argv[-1] != "hidden":
         hide()
     torch, work = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    if not pathlib.Path("/usr/bin", torch.parents[1].name).exists():
+        skip(f"the torch of {torch} is for another CPython than /usr/bin/python3, which every user can execute")
     remove_hidden()
     environment, home = work / "env", work / "home"
     make_environment(torch, environment)
