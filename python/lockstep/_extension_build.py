@@ -181,6 +181,7 @@ def _run(command: list, environment: dict[str, str], log, progress: bool = False
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # cmake does not pass signals on to ninja
     ) as process:
         try:
             for line in process.stdout:
@@ -190,7 +191,7 @@ def _run(command: list, environment: dict[str, str], log, progress: bool = False
                     _say(f"{step[1]} of {step[2]} steps after {(time.monotonic() - begin) / 60:.1f} minutes")
                     thirds += 1
         except BaseException:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             raise
     log.flush()
     if process.returncode:

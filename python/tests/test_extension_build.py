@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import time
 
 import pytest
 import torch
@@ -19,12 +20,15 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 OWN = "2.15.0a0+c0ffee.nv26.05"
 CMAKE = f"""\
 #!{sys.executable}
-import os, pathlib, sys
+import os, pathlib, subprocess, sys
 words = sys.argv[1:]
 if words == ["--version"]:
     sys.exit(print("cmake version 3.31.6"))
 print("words", *words)
 if "--build" in words:
+    if "CHILD" in os.environ:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        pathlib.Path(os.environ["CHILD"]).write_text(str(child.pid))
     for step in range(1, 10):
         print(f"[{{step}}/9] Building")
     sys.exit(os.environ.get("FAIL", 0))
@@ -115,6 +119,28 @@ def test_what_failed_is_printed_and_the_log_is_kept(machine, monkeypatch, capsys
     assert "the compiler's last words" in capsys.readouterr().err
     assert "words -G Ninja" in (machine / "temporary" / log).read_text()
     assert not list((machine / "site-packages/lockstep").glob("_torch_*"))
+
+
+def test_what_was_started_ends_with_it(machine, monkeypatch):
+    """As ninja and its compilers do, which cmake leaves behind."""
+    file = machine / "child"
+    monkeypatch.setenv("CHILD", str(file))
+    say = _extension_build._say
+
+    def interrupt(text):
+        say(text)
+        if "steps after" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_extension_build, "_say", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        _extension_build.main()
+    assert caught.value.code == 130
+    state = pathlib.Path(f"/proc/{file.read_text()}/stat")
+    deadline = time.monotonic() + 60
+    while state.exists() and ") Z " not in state.read_text():
+        assert time.monotonic() < deadline, "the child still runs"
+        time.sleep(0.05)
 
 
 def test_what_is_missing_is_named(machine, monkeypatch):
