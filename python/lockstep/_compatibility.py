@@ -63,8 +63,8 @@ def build_folder(root: pathlib.Path, torch: str) -> pathlib.Path:
 
 
 def minor_of(torch: str) -> tuple[int, int]:
-    major, minor = torch.split(".")[:2]
-    return int(major), int(re.match(r"\d*", minor)[0] or 0)
+    major, minor = re.findall(r"\d+", torch)[:2]
+    return int(major), int(minor)
 
 
 def is_free_threaded() -> bool:

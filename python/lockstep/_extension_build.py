@@ -16,8 +16,9 @@ import sysconfig
 import tarfile
 import tempfile
 import time
+import types
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 from lockstep import _compatibility
 from lockstep._build import VERSION
@@ -63,7 +64,7 @@ def _build() -> None:
             "CMAKE_BUILD_TYPE": "Release",
             "LOCKSTEP_UNITY": "ON",
             "CMAKE_CXX_COMPILER": compiler,
-            "Torch_DIR": pathlib.Path(torch.__file__).parent / "share/cmake/Torch",
+            "Torch_DIR": pathlib.Path(torch.__path__[0], "share/cmake/Torch"),
         }
         build = folder / "build"
         configure = ["cmake", "-G", "Ninja", "-S", source, "-B", build]
@@ -76,7 +77,7 @@ def _build() -> None:
     _say(f"installed in {target}")
 
 
-def _torch():
+def _torch() -> types.ModuleType:
     if _compatibility.is_free_threaded():
         _fail(f"{_compatibility.python_name()} is not supported; expected one with a GIL")
     try:
@@ -120,14 +121,14 @@ def _target(torch: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _log() -> Iterator:
+def _log() -> Iterator[TextIO]:
     """A file that is kept if the build fails."""
-    with tempfile.NamedTemporaryFile("w", prefix="lockstep-build-", suffix=".log", delete=False) as log:
-        yield log
+    with tempfile.NamedTemporaryFile("w", buffering=1, prefix="lockstep-build-", suffix=".log", delete=False) as log:
+        yield cast(TextIO, log)
     os.unlink(log.name)
 
 
-def _tools(folder: pathlib.Path, log) -> dict[str, str]:
+def _tools(folder: pathlib.Path, log: TextIO) -> dict[str, str]:
     """Returns the environment in which cmake and ninja are found, after installing them in `folder` if they are
     missing."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
@@ -166,12 +167,11 @@ def _jobs() -> list[str]:
     return ["-j", str(max(1, min(len(os.sched_getaffinity(0)), sources)))]
 
 
-def _run(command: list, environment: dict[str, str], log, progress: bool = False) -> None:
+def _run(command: list[object], environment: dict[str, str], log: TextIO, progress: bool = False) -> None:
     """Runs a program and appends its output to the log. With `progress`, prints a line for each third of ninja's
     steps."""
     words = [str(word) for word in command]
     log.write(f"$ {shlex.join(words)}\n")
-    log.flush()
     begin, thirds = time.monotonic(), 1
     with subprocess.Popen(
         words,
@@ -184,7 +184,7 @@ def _run(command: list, environment: dict[str, str], log, progress: bool = False
         start_new_session=True,  # cmake does not pass signals on to ninja
     ) as process:
         try:
-            for line in process.stdout:
+            for line in process.stdout or ():
                 log.write(line)
                 step = re.match(r"\[(\d+)/(\d+)\]", line)
                 if progress and step and thirds < 3 and int(step[1]) * 3 >= int(step[2]) * thirds:
@@ -193,7 +193,6 @@ def _run(command: list, environment: dict[str, str], log, progress: bool = False
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             raise
-    log.flush()
     if process.returncode:
         lines = pathlib.Path(log.name).read_text(errors="replace").splitlines()
         print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr)
