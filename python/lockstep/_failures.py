@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -84,6 +85,10 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: types.T
     if code == 1:
         return  # as Python does by itself
     atexit._run_exitfuncs()
+    # torch's hook of init_process_group() calls this one, and would print afterwards what it holds back meanwhile.
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        held, sys.stderr = sys.stderr, sys.__stderr__
+        sys.stderr.write(held.getvalue())
     _exit(code)
 
 
@@ -113,14 +118,16 @@ def _leave() -> None:
 
 
 _previous_hook = sys.excepthook
+_is_installed = False
 
 
 def install() -> None:
     """Takes effect once, in the process that calls it."""
-    global _previous_hook, _process
+    global _previous_hook, _process, _is_installed
     _process = os.getpid()
-    if sys.excepthook is _on_uncaught:
+    if _is_installed:  # another hook, such as torch's, may call ours meanwhile
         return
+    _is_installed = True
     _previous_hook = sys.excepthook
     sys.excepthook = _on_uncaught
     atexit.register(_leave)
