@@ -69,10 +69,9 @@ JobKey JobKey::from_file(const std::string& path) {
   struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
   if (!S_ISREG(status.st_mode)) refuse("is not a regular file");
-  // A mounted Secret belongs to root, and is readable by a group that its pod gives to an ordinary user (fsGroup).
-  const bool is_secret = status.st_uid == 0 && ::geteuid() != 0;
-  if (status.st_uid != ::geteuid() && !is_secret) refuse("belongs to another user");
-  if ((status.st_mode & (is_secret ? 037 : 077)) != 0) refuse("is readable or writable by users other than its owner");
+  const bool is_secret = status.st_uid == 0 && (status.st_mode & 0777) == 0440;
+  if (!is_secret && status.st_uid != ::geteuid()) refuse("belongs to another user");
+  if (!is_secret && (status.st_mode & 077) != 0) refuse("is readable or writable by users other than its owner");
   char text[kMaxKeyFileBytes + 1];
   const ssize_t size = ::read(fd.get(), text, sizeof text);
   if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxKeyFileBytes))

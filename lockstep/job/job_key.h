@@ -26,8 +26,8 @@ class JobKey {
   /// Returns a random key from getrandom(2). Throws SystemError.
   static JobKey random();
   /// Derives a key from the content of a file of 32 to 4096 bytes. Throws UsageError if the file cannot be read,
-  /// belongs to another user than this one and root, or is readable or writable by users other than its owner; a file
-  /// of root may be readable by a group.
+  /// belongs to another user, or is readable or writable by users other than its owner; except a file of root that its
+  /// owner and group may only read, as Kubernetes mounts a Secret in pods of other users.
   static JobKey from_file(const std::string& path);
   /// Returns the key in the page that this process inherited, or an unset key.
   static JobKey inherited();

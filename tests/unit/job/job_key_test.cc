@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -60,6 +61,13 @@ TEST_F(KeyFile, SameFileGivesSameKey) {
   EXPECT_EQ(key.bytes(), JobKey::from_file(write(text, 0400)).bytes());
   EXPECT_NE(key.bytes(), JobKey::from_file(write(text + "y")).bytes());
   EXPECT_TRUE(JobKey::from_file(write(std::string(4096, 'x'))).is_set());
+}
+
+TEST_F(KeyFile, SecretOfAPodIsAccepted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to make a file of root";
+  const std::string path = write(std::string(32, 'x'), 0440);
+  ASSERT_EQ(::chown(path.c_str(), 0, 1000), 0);
+  EXPECT_TRUE(JobKey::from_file(path).is_set());
 }
 
 TEST_F(KeyFile, UnsafeFilesAreRejected) {
