@@ -12,6 +12,10 @@
 namespace lockstep::launcher::supervise {
 namespace {
 
+constexpr const char* kSharedMemoryFull =
+    "/dev/shm is full: enlarge it (docker run --shm-size=8g, or in a pod an emptyDir with medium: Memory), or use "
+    "fewer workers";
+
 const std::vector<KnownError> kTable = {
     {"Duplicate GPU detected",
      "two ranks use one GPU: call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before init_process_group()"},
@@ -95,13 +99,16 @@ const std::vector<KnownError> kTable = {
      "the script expects the rank as an argument: add --pass-local-rank to lockstep run, or read "
      "os.environ[\"LOCAL_RANK\"]"},
     {"getpwuid", "this user has no name here, as in a container that runs as another user: set USER and HOME"},
-    {"No usable temporary directory", "set TMPDIR to a folder that this user can write to, such as /dev/shm"},
-    {"unable to allocate shared memory",
-     "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
-    {"unable to write to file </torch_",
-     "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
-    {"insufficient shared memory", "enlarge /dev/shm (docker run --shm-size=8g), or use fewer workers"},
-    {"killed by signal: Bus error", "/dev/shm is full: enlarge it (docker run --shm-size=8g), or use fewer workers"},
+    {"No usable temporary directory",
+     "set TMPDIR to a folder that this user can write to: in a pod, mount an emptyDir there"},
+    {"unable to open shared memory object",
+     "/dev/shm is not mounted, or not writable: mount a tmpfs there (in a pod an emptyDir with medium: Memory), or use "
+     "num_workers=0"},
+    {"unable to allocate shared memory", kSharedMemoryFull},
+    {"unable to write to file </torch_", kSharedMemoryFull},
+    {"bytes from file </torch_", kSharedMemoryFull},
+    {"insufficient shared memory", kSharedMemoryFull},
+    {"killed by signal: Bus error", kSharedMemoryFull},
     {"killed by signal: Killed",
      "a worker of the DataLoader was killed, most likely because the host's memory was full: use fewer workers"},
     {"killed by signal: ", "a worker of the DataLoader died: num_workers=0 shows where"},
@@ -114,6 +121,8 @@ const std::vector<KnownError> kTable = {
     {"can't allocate memory",
      "the host, or the limit of this job, has no memory left: lower the batch size, or run fewer ranks"},
     {"No space left on device", "a disk or /dev/shm is full: see df"},
+    {"Read-only file system",
+     "write to a folder on a volume, which --cwd can name; for temporary files set TMPDIR, in a pod to an emptyDir"},
     {"Expected all tensors to be on the same device", "move the batch and the model to the GPU of this rank"},
     {"Mismatched allreduce tensor shapes", "ranks passed tensors of different shapes under one name to Horovod"},
     {"Horovod has not been initialized", "call hvd.init() first"},
