@@ -70,7 +70,8 @@ struct ExternalRendezvous {
   /// A host; rank 0 serves the job's store at the address from which it reaches that host. If this is a loopback
   /// address, all ranks are on one host; if it is a name that resolves to one, or empty, they may be on several.
   std::string towards = "127.0.0.1";
-  /// Returns on every rank the text that rank 0 passes, of at most 1 KiB. Blocks until rank 0 has called it.
+  /// Returns on every rank the text that rank 0 passes, of at most 1 KiB. Blocks until rank 0 has called it; returns ""
+  /// if it has not by the deadline.
   std::function<std::string(const std::string& text, base::Deadline deadline)> exchange = {};
 };
 /// init() without a launcher's variables: rank 0 sends the address of its store, and the job's key, by `rendezvous`.

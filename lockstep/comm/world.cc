@@ -112,6 +112,15 @@ std::string set_or_get(const base::net::Address& address, const std::string& key
   return store.get_to_str(key);
 }
 
+base::CommError unpublished_address() {
+  return {base::Cause::kJoinTimeout,
+          "init",
+          -1,
+          0,
+          "rank 0 did not publish the address of its store in time",
+          "check that rank 0 calls lockstep::init()"};
+}
+
 /// Rank 0 stores `message` under `key` in the c10d TCPStore that torchrun serves at `address`; all other ranks pass ""
 /// and read it. Every rank returns the message. Returns or throws at most one second after the deadline, even if c10d
 /// itself blocks. Throws CommError kCoordinatorLost if the store does not answer, kJoinTimeout if rank 0 has stored no
@@ -141,9 +150,7 @@ std::string exchange_over_torchrun_store(const base::net::Address& address, cons
     const std::string text = error.what();
     throw failed("failed: " + text.substr(0, text.find('\n')));
   }
-  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0,
-                        "rank 0 did not publish the address of its store in time",
-                        "check that rank 0 calls lockstep::init()");
+  throw unpublished_address();
 }
 
 }  // namespace
@@ -152,8 +159,9 @@ World::~World() {
   if (std::uncaught_exceptions() > 0) {
     base::telemetry::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
     // The code that catches the exception may still publish it, and the other ranks read it in this store.
-    [[maybe_unused]] static const job::StoreServer* kept = nullptr;
-    kept = server.release();
+    [[maybe_unused]] static const job::StoreServer* kept[2] = {};
+    kept[0] = server.release();
+    kept[1] = rendezvous.release();
     return;
   }
   if (deadlock_detector) deadlock_detector->leave();
@@ -224,7 +232,9 @@ void rendezvous_over_caller(World& world, const ExternalRendezvous& rendezvous, 
     return is_one_host ? base::net::source_address_for(towards) : address_of_this_host(world, towards);
   };
   const std::string message = rendezvous.rank == 0 ? start_store_server(world, address()) : "";
-  apply_rendezvous_message(world, rendezvous.exchange(message, deadline));
+  const std::string received = rendezvous.exchange(message, deadline);
+  if (received.empty()) throw unpublished_address();
+  apply_rendezvous_message(world, received);
 }
 
 void rendezvous_over_torchrun(World& world, base::Deadline deadline) {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep import _C, _failures, _step_counts, group
+from lockstep import _C, _failures, _process_group, _step_counts, group
 from lockstep.errors import UsageError
 
 _world: group.Group | None = None  # of the default process group; a process has one
@@ -130,24 +130,9 @@ def _join_world(rank: int, size: int, store: Any, seconds: float) -> group.Group
     if _world is None and launched == (str(rank), str(size)):  # the launcher then watches the rank
         _world = group.init(device="cpu", join_timeout=seconds, timeout=seconds)
     if _world is None:
-
-        def exchange(text: bytes) -> bytes:
-            if rank == 0:
-                store.set("lockstep/world", text)
-            return store.get("lockstep/world")
-
-        _world = group.joined(_C.init_over(rank, size, _host_of(store), exchange, seconds))
+        _world = group.joined(_process_group.init(rank, size, store, "", "cpu", "", None, seconds, seconds))
     if not dist.is_initialized() and (_world.rank, _world.size) != (rank, size):
         raise UsageError(
             f"this process is rank {_world.rank} of {_world.size} of its world, and cannot become rank {rank} of {size}"
         )
     return _world
-
-
-def _host_of(store: Any) -> str:
-    """The host of torch's store; none if that is a file, which several hosts may share."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.FileStore):
-        return ""
-    return getattr(store, "host", None) or "127.0.0.1"

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from lockstep import _C, _engine, _failures, _fork_copies, _step_counts
+from lockstep import _C, _engine, _failures, _fork_copies, _process_group, _step_counts
 from lockstep.errors import UsageError
 
 _OPS = _C.ReduceOp.__members__
@@ -350,6 +351,7 @@ def init(
 
     The defaults fit a program that `lockstep run`, srun, mpirun or torchrun starts, or nobody: then it is a world of
     one rank. Call it before the first CPU tensors are made: later ones are in memory that the ranks of a host share.
+    After init_process_group(), as in a worker of Ray Train, the ranks are those of the default process group.
 
     Args:
         rank, world_size, address: replace the launcher's variables; address is "host:port" of rank 0.
@@ -365,11 +367,12 @@ def init(
         UsageError: incomplete or contradictory variables.
         CommError: not all ranks joined (cause JOIN_TIMEOUT), or they differ (CONFIG_MISMATCH).
     """
-    return joined(
-        _C.init(
-            rank, world_size, address, env_from, transport, device, cross_host_transport, arena, join_timeout, timeout
-        )
-    )
+    identity = (rank, world_size, address, env_from)
+    options = (transport, device, cross_host_transport, arena, join_timeout, timeout)
+    store = _process_group.default_store() if identity == (None, None, "", "") else None
+    if store is not None:
+        return joined(_process_group.init(dist.get_rank(), dist.get_world_size(), store, *options))
+    return joined(_C.init(*identity, *options))
 
 
 _world: weakref.ref[Group] | None = None

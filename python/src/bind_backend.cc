@@ -2,7 +2,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/comm/group_access.h"
-#include "lockstep/comm/init.h"
 #include "python/src/backend.h"
 #include "python/src/bindings.h"
 
@@ -69,16 +68,6 @@ void bind_backend(py::module_& module) {
                return made;
              });
   module.def("close_backends", close_backends);
-  module.def("init_over", [](int rank, int size, std::string towards, py::function exchange, double timeout) {
-    comm::ExternalRendezvous rendezvous{.rank = rank, .world_size = size, .towards = std::move(towards)};
-    rendezvous.exchange = [&exchange](const std::string& text, base::Deadline) {
-      const py::gil_scoped_acquire gil;
-      return std::string(exchange(py::bytes(text)).cast<py::bytes>());
-    };
-    const auto limit = milliseconds(static_cast<std::int64_t>(timeout * 1e3));
-    const py::gil_scoped_release release;
-    return comm::init({.device = "cpu", .join_timeout = limit, .timeout = limit}, rendezvous);
-  });
 }
 
 }  // namespace lockstep::python

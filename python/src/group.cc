@@ -39,19 +39,43 @@ CallOptions call_options(std::string name, Seconds timeout, at::ScalarType wire_
   return options;
 }
 
+/// The options of init() without those that say who the rank is.
+comm::InitOptions init_options(std::string transport, std::string device, std::string cross_host_transport,
+                               std::optional<bool> arena, Seconds join_timeout, Seconds timeout) {
+  return {.transport = std::move(transport),
+          .device = std::move(device),
+          .cross_host_transport = std::move(cross_host_transport),
+          .arena = arena,
+          .join_timeout = to_milliseconds("join_timeout", join_timeout),
+          .timeout = to_milliseconds("timeout", timeout)};
+}
+
 Group init(std::optional<int> rank, std::optional<int> world_size, std::string address, std::string env_from,
            std::string transport, std::string device, std::string cross_host_transport, std::optional<bool> arena,
            Seconds join_timeout, Seconds timeout) {
-  return comm::init({.rank = rank,
-                     .world_size = world_size,
-                     .address = std::move(address),
-                     .env_from = std::move(env_from),
-                     .transport = std::move(transport),
-                     .device = std::move(device),
-                     .cross_host_transport = std::move(cross_host_transport),
-                     .arena = arena,
-                     .join_timeout = to_milliseconds("join_timeout", join_timeout),
-                     .timeout = to_milliseconds("timeout", timeout)});
+  comm::InitOptions options = init_options(std::move(transport), std::move(device), std::move(cross_host_transport),
+                                           arena, join_timeout, timeout);
+  options.rank = rank;
+  options.world_size = world_size;
+  options.address = std::move(address);
+  options.env_from = std::move(env_from);
+  return comm::init(options);
+}
+
+/// init() of ranks that torch.distributed has numbered. `exchange` gets what rank 0 sends, and the seconds left.
+Group init_over(int rank, int size, std::string towards, py::function exchange, std::string transport,
+                std::string device, std::string cross_host_transport, std::optional<bool> arena, Seconds join_timeout,
+                Seconds timeout) {
+  comm::ExternalRendezvous rendezvous{.rank = rank, .world_size = size, .towards = std::move(towards)};
+  rendezvous.exchange = [&exchange](const std::string& text, base::Deadline deadline) {
+    const double seconds = std::chrono::duration<double>(deadline.remaining()).count();
+    const py::gil_scoped_acquire gil;
+    return std::string(exchange(py::bytes(text), seconds).cast<py::bytes>());
+  };
+  const py::gil_scoped_release release;
+  return comm::init(init_options(std::move(transport), std::move(device), std::move(cross_host_transport), arena,
+                                 join_timeout, timeout),
+                    rendezvous);
 }
 
 using PyGroup = py::class_<Group, Holder<Group>>;
@@ -200,6 +224,7 @@ void bind_group(py::module_& module) {
       });
   bind_operations(group);
   module.def("init", init, WithoutGil());
+  module.def("init_over", init_over);
 }
 
 }  // namespace lockstep::python
