@@ -1,10 +1,74 @@
-"""Programs that call init_process_group() as well as lockstep.init(), without a launcher of Lockstep."""
+"""init() in processes that call init_process_group() as well, without a launcher of Lockstep: both orders of calls."""
 
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+
+import pytest
+
+PROGRAM = """
+import os, sys, torch, torch.distributed as dist, lockstep
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+def check(world):
+    assert (world.rank, world.size) == (rank, size), world
+    for reduce in (world.all_reduce, dist.all_reduce):
+        tensor = torch.ones(3) * (rank + 1)
+        reduce(tensor)
+        assert tensor.eq(size * (size + 1) / 2).all(), tensor
+"""
+ORDERS = {
+    "group_first": """
+dist.init_process_group("gloo")
+world = lockstep.init()
+check(world)
+assert lockstep.init().name == world.name
+dist.destroy_process_group()
+""",
+    "world_first": """
+world = lockstep.init()
+dist.init_process_group("gloo")
+check(world)
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+check(lockstep.init())
+dist.destroy_process_group()
+""",
+    "destroyed_before": """
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+world = lockstep.init()
+dist.init_process_group("gloo")
+check(world)
+dist.destroy_process_group()
+""",
+    "backend_first": """
+dist.init_process_group("lockstep")
+check(lockstep.init())
+dist.destroy_process_group()
+""",
+    "world_before_backend": """
+world = lockstep.init()
+dist.init_process_group("lockstep")
+check(world)
+dist.destroy_process_group()
+""",
+    # The ranks that mp.spawn() starts have no variables.
+    "numbered_by_arguments": """
+for name in ("RANK", "WORLD_SIZE"):
+    del os.environ[name]
+address = "tcp://{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+check(lockstep.init())
+dist.destroy_process_group()
+""",
+}
+LAST = """
+assert torch.equal(world.all_gather_object(rank)[-1:][0] * torch.ones(1), torch.ones(1) * (size - 1))
+world.barrier()
+"""
 
 
 def run(size, program, **variables):
@@ -33,12 +97,55 @@ def run(size, program, **variables):
     return [rank.returncode for rank in ranks], outputs
 
 
-def test_error_is_printed():
-    """torch's hook for exceptions holds back what ours prints."""
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_order_of_calls(order, size):
+    codes, outputs = run(size, PROGRAM + ORDERS[order])
+    assert codes == [0] * size, "\n".join(outputs)
+
+
+def test_world_outlives_the_process_group():
+    codes, outputs = run(2, PROGRAM + ORDERS["group_first"] + LAST)
+    assert codes == [0, 0], "\n".join(outputs)
+
+
+def test_rank_zero_never_calls_init():
     program = """
+        import os, torch.distributed as dist, lockstep
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "1":
+            try:
+                lockstep.init(join_timeout=1)
+            except lockstep.CommError as error:
+                assert error.cause == "JOIN_TIMEOUT" and "rank 0 did not publish" in str(error), error
+            else:
+                raise AssertionError("joined")
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    codes, outputs = run(2, program)
+    assert codes == [0, 0], "\n".join(outputs)
+
+
+def test_environment_overrides_the_process_group():
+    program = """
+        import torch.distributed as dist, lockstep
+        dist.init_process_group("gloo")
+        assert lockstep.init().size == 1
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    codes, outputs = run(2, program, LOCKSTEP_ENV_FROM="none")
+    assert codes == [0, 0], "\n".join(outputs)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "lockstep"])
+def test_error_is_printed(backend):
+    """torch's hook for exceptions holds back what ours prints."""
+    program = f"""
         import torch, torch.distributed as dist, lockstep
-        dist.init_process_group("lockstep")
         world = lockstep.init()
+        dist.init_process_group("{backend}")
         world.all_reduce(torch.ones(3), name="a" * (world.rank + 1))
     """
     codes, outputs = run(2, program)
