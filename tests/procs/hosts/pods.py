@@ -51,6 +51,7 @@ ORCHESTRATORS = {
     "TrainJob v2, one GPU": (lambda *pod: kubeflow(*pod, ranks="gpu"), "pod"),
     "PyTorchJob v1": (lambda *pod: {**kubeflow(*pod), **per_pod(*pod)}, "env://"),
     "Volcano, PAI-DLC": (per_pod, "env://"),
+    "JobSet, indexed Job": (lambda *pod: {**per_pod(*pod), "JOB_COMPLETION_INDEX": pod[0]}, "env://"),
     "AIHC": (lambda *pod: {**per_pod(*pod), "NPROC_PER_NODE": 1}, "env://"),
     "SageMaker": (sagemaker, "pod"),
 }
