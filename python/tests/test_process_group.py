@@ -31,17 +31,7 @@ dist.destroy_process_group()
 world = lockstep.init()
 dist.init_process_group("gloo")
 check(world)
-dist.destroy_process_group()
-dist.init_process_group("gloo")
 check(lockstep.init())
-dist.destroy_process_group()
-""",
-    "destroyed_before": """
-dist.init_process_group("gloo")
-dist.destroy_process_group()
-world = lockstep.init()
-dist.init_process_group("gloo")
-check(world)
 dist.destroy_process_group()
 """,
     "backend_first": """
