@@ -16,6 +16,10 @@ constexpr const char* kSharedMemoryFull =
     "/dev/shm is full: enlarge it (docker run --shm-size=8g, or in a pod an emptyDir with medium: Memory), or use "
     "fewer workers";
 
+constexpr const char* kNoSharedMemory =
+    "/dev/shm is not mounted, or not writable: mount a tmpfs there (in a pod an emptyDir with medium: Memory), or use "
+    "num_workers=0";
+
 const std::vector<KnownError> kTable = {
     {"Duplicate GPU detected",
      "two ranks use one GPU: call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before init_process_group()"},
@@ -101,9 +105,8 @@ const std::vector<KnownError> kTable = {
     {"getpwuid", "this user has no name here, as in a container that runs as another user: set USER and HOME"},
     {"No usable temporary directory",
      "set TMPDIR to a folder that this user can write to: in a pod, mount an emptyDir there"},
-    {"unable to open shared memory object",
-     "/dev/shm is not mounted, or not writable: mount a tmpfs there (in a pod an emptyDir with medium: Memory), or use "
-     "num_workers=0"},
+    {"unable to open shared memory object", kNoSharedMemory},
+    {"_multiprocessing.SemLock(", kNoSharedMemory},
     {"unable to allocate shared memory", kSharedMemoryFull},
     {"unable to write to file </torch_", kSharedMemoryFull},
     {"bytes from file </torch_", kSharedMemoryFull},
