@@ -367,12 +367,12 @@ def init(
         UsageError: incomplete or contradictory variables.
         CommError: not all ranks joined (cause JOIN_TIMEOUT), or they differ (CONFIG_MISMATCH).
     """
-    identity = (rank, world_size, address, env_from)
     options = (transport, device, cross_host_transport, arena, join_timeout, timeout)
-    store = _process_group.default_store() if identity == (None, None, "", "") else None
+    is_given = (rank, world_size, address, env_from) != (None, None, "", "")
+    store = None if is_given else _process_group.default_store()
     if store is not None:
         return joined(_process_group.init(dist.get_rank(), dist.get_world_size(), store, *options))
-    return joined(_C.init(*identity, *options))
+    return joined(_C.init(rank, world_size, address, env_from, *options))
 
 
 _world: weakref.ref[Group] | None = None
