@@ -112,11 +112,11 @@ test-tools:
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts; SLURM;
 # short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
-# installations; the oldest torch; three builds without unity builds, which check that each source includes what it
-# uses; and the tests of the modules with sanitizers.
+# installations; the oldest torch, and wheels for those between it and the newest; three builds without unity builds,
+# which check that each source includes what it uses; and the tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm bench pytorch fuzz schedules install portable includes_modules \
-  includes_unit_tests includes_other_tests oldest_torch asan_core asan_ddp asan_optim asan_training tsan_core \
-  tsan_ddp tsan_optim tsan_training
+  includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 asan_core asan_ddp asan_optim \
+  asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -162,6 +162,11 @@ shard-oldest_torch: setup
 	  --target lockstep_program lockstep_python python_state_exchange
 	@ctest --test-dir build/oldest_torch --output-on-failure --no-tests=error -j 4 \
 	  -R '^(python/|procs/watch)' -E '^python/wheel' -LE '^shard:' $(CTEST_ARGS)
+
+# The wheel for a torch between the oldest and the newest, which `make test` takes, and one CPython: two ranks train.
+shard-wheel_%: configure
+	@CPYTHONS=13 CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh build/wheel_$* $*
+	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheel_$*/lockstep_ddp-*.whl 3.13:2.$*
 
 shard-bench: build-all
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# wheels.sh OUT [MINOR...]: builds the wheel for every CPython and for torch 2.MINOR (default: 2.11 to 2.15), and puts
-# it into OUT. Building needs only the headers and three libraries of each torch, which come from PyPI, and the headers
-# of each CPython: those of the interpreters on this machine (python3.N, pyenv), else Debian's.
+# wheels.sh OUT [MINOR...]: builds the wheel for every CPython, or 3.N for each N in the variable CPYTHONS, and for
+# torch 2.MINOR (default: 2.11 to 2.15), and puts it into OUT. Building needs only the headers and three libraries of
+# each torch, which come from PyPI, and the headers of each CPython: those of the interpreters on this machine
+# (python3.N, pyenv), else Debian's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ $# -ge 1 ] || { echo "usage: scripts/wheels.sh OUT [MINOR...]" >&2; exit 2; }
@@ -16,7 +17,11 @@ site_packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("pureli
 say() { printf 'wheels: %s\n' "$*" >&2; }
 
 # Prints the numbers N of the CPythons 3.N for which there is a torch 2.$1.
-cpythons_of() { if [ "$1" -lt 15 ]; then echo 10 11 12 13 14; else echo 11 12 13 14 15; fi; }
+cpythons_of() {
+  local numbers="10 11 12 13 14"
+  [ "$1" -lt 15 ] || numbers="11 12 13 14 15"
+  echo "${CPYTHONS-$numbers}"
+}
 
 # Puts headers and libraries of torch 2.$1 into .deps/torch/2.$1/torch. NCCL's header, which is the same for all of
 # them, is that of .deps/python.
