@@ -262,6 +262,7 @@ def test_end(args):
 
 
 NO_THREADS = """
+import os
 import threading
 import torch
 import torch.distributed as dist
@@ -274,8 +275,8 @@ def start_others(thread):
     start(thread)
 
 threading.Thread.start = start_others
-for _ in range(2):
-    dist.init_process_group("gloo")
+for store in ("a", "b"):  # a rank that is ahead could still find the first store at MASTER_PORT
+    dist.init_process_group("gloo", f"file://{__file__}.{store}", rank=int(os.environ["RANK"]), world_size=2)
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 print("finished", flush=True)
