@@ -34,8 +34,7 @@ using base::Env;
 using job::identity::StoreKind;
 
 constexpr auto kUnlimitedSetupTimeout = std::chrono::hours(24);
-constexpr std::string_view kStorePort = "store/port";  // in World::rendezvous
-constexpr std::uint64_t kOwnFiles = 512;               // descriptors that a rank needs for anything but the store
+constexpr std::uint64_t kOwnFiles = 512;  // descriptors that a rank needs for anything but the store
 
 /// The store needs at most five connections per rank. Usually fewer descriptors suffice, so a failure is only logged.
 void raise_file_limit_for_store(int ranks) {
@@ -54,61 +53,37 @@ bool is_loopback_alias(const job::identity::Identity& id) {
   return here != id.address.host && (here.starts_with("127.") || here == "::1");
 }
 
-/// Asks the server at `address`, which rank 0 has until all ranks have joined, for the port of the store, and connects
-/// to that.
-std::shared_ptr<job::Store> connect_by_rendezvous(const base::net::Address& address,
-                                                  const job::Credentials& credentials, int rank, Deadline deadline) {
-  const auto rendezvous = job::connect_store(address, credentials, rank, deadline);
-  const auto port =
-      base::parse_int_in_range("rank 0's port", rendezvous->get(kStorePort, deadline).value_or(""), 1, 65535);
-  return job::connect_store({address.host, static_cast<std::uint16_t>(port)}, credentials, rank, deadline);
-}
-
-/// Serves the store at a free port, and that number at the port that the variables name. This is often MASTER_PORT,
-/// where torch's own store must be able to listen once all ranks have joined. Throws SystemError.
-void start_rank_zero_servers(World& world, const job::Credentials& credentials, Deadline deadline) {
-  const job::identity::Identity& id = world.identity;
-  const std::string host = is_loopback_alias(id) ? "0.0.0.0" : id.address.host;
-  auto rendezvous = std::make_unique<job::StoreServer>(base::net::Address{host, id.address.port}, credentials);
-  world.server = std::make_unique<job::StoreServer>(base::net::Address{host, 0}, credentials, true);
-  rendezvous->store().set(kStorePort, std::to_string(world.server->address().port), deadline);
-  world.rendezvous = std::move(rendezvous);
-}
-
 /// Rank 0 serves the store; the other ranks connect to it. If the address is in use or belongs to another host, rank 0
 /// connects as a client, and join() reports whether two processes have rank 0.
 void open_rank_zero_store(World& world, const ExternalRendezvous* rendezvous, Deadline deadline) {
   const job::identity::Identity& id = world.identity;
   if (id.rank == 0) raise_file_limit_for_store(id.world_size);
   if (id.store == StoreKind::kTorchrun) return rendezvous_over_torchrun(world, deadline);
-  const bool is_known = !rendezvous && !id.address.host.empty();
   if (rendezvous)
     rendezvous_over_caller(world, *rendezvous, deadline);
-  else if (!is_known)
+  else if (id.address.host.empty())
     rendezvous_over_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.is_set())
     base::log_warning("this job has no key: any process that can connect to " + to_string(id.address) +
                       " can join it. Set LOCKSTEP_KEY_FILE to a file with a key");
-  if (!is_known) {
-    world.store = job::connect_store(id.address, credentials, id.rank, deadline);
-    return;
-  }
-  if (id.rank == 0) {
+  if (id.rank == 0 && !world.server) {
     base::net::wait_for_name(id.address, deadline);
     try {
-      start_rank_zero_servers(world, credentials, deadline);
+      const base::net::Address all_networks{"0.0.0.0", id.address.port};
+      world.server =
+          std::make_unique<job::StoreServer>(is_loopback_alias(id) ? all_networks : id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
-        world.store = connect_by_rendezvous(id.address, credentials, id.rank,
-                                            earlier(deadline, Deadline::in(std::chrono::seconds(2))));
+        world.store = job::connect_store(id.address, credentials, id.rank,
+                                         earlier(deadline, Deadline::in(std::chrono::seconds(2))));
       } catch (const base::CommError&) {
         throw error;
       }
       return;
     }
   }
-  world.store = connect_by_rendezvous(id.address, credentials, id.rank, deadline);
+  world.store = job::connect_store(id.address, credentials, id.rank, deadline);
 }
 
 void open_store(World& world, const ExternalRendezvous* rendezvous, Deadline deadline) {
@@ -252,7 +227,6 @@ void open_world(World& world, const Settings& settings, bool on_gpu, Deadline de
              {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
              {"program", job::build_id("")}},
             deadline);
-  world.rendezvous.reset();
   check_injection(world);
   const TransportChoice choice = choose_transport(world.identity, settings.transport, settings.cross_host_transport);
   world.transport = choice.name;

@@ -159,9 +159,8 @@ World::~World() {
   if (std::uncaught_exceptions() > 0) {
     base::telemetry::RankPage::this_process().has_left.store(1);  // monitors must not expect further heartbeats
     // The code that catches the exception may still publish it, and the other ranks read it in this store.
-    [[maybe_unused]] static const job::StoreServer* kept[2] = {};
-    kept[0] = server.release();
-    kept[1] = rendezvous.release();
+    [[maybe_unused]] static const job::StoreServer* kept = nullptr;
+    kept = server.release();
     return;
   }
   if (deadlock_detector) deadlock_detector->leave();

@@ -44,9 +44,8 @@ struct World {
   ~World();
 
   job::identity::Identity identity;
-  job::JobKey key;                               // of the job
-  std::unique_ptr<job::StoreServer> server;      // set if this rank serves the store
-  std::unique_ptr<job::StoreServer> rendezvous;  // has the port of `server`, until all ranks have joined
+  job::JobKey key;                           // of the job
+  std::unique_ptr<job::StoreServer> server;  // set if this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<channel::DeadlockDetector> deadlock_detector;
   std::unique_ptr<job::health::Heartbeat> heartbeat;                    // set if the store or an agent can read it

@@ -1,4 +1,4 @@
-"""init() in processes that call init_process_group() as well, without a launcher of Lockstep: both orders of calls."""
+"""init() in processes that have called init_process_group(), without a launcher of Lockstep."""
 
 import os
 import socket
@@ -19,30 +19,17 @@ def check(world):
         reduce(tensor)
         assert tensor.eq(size * (size + 1) / 2).all(), tensor
 """
-ORDERS = {
-    "group_first": """
+GROUPS = {
+    "gloo": """
 dist.init_process_group("gloo")
 world = lockstep.init()
 check(world)
 assert lockstep.init().name == world.name
 dist.destroy_process_group()
 """,
-    "world_first": """
-world = lockstep.init()
-dist.init_process_group("gloo")
-check(world)
-check(lockstep.init())
-dist.destroy_process_group()
-""",
-    "backend_first": """
+    "lockstep": """
 dist.init_process_group("lockstep")
 check(lockstep.init())
-dist.destroy_process_group()
-""",
-    "world_before_backend": """
-world = lockstep.init()
-dist.init_process_group("lockstep")
-check(world)
 dist.destroy_process_group()
 """,
     # The ranks that mp.spawn() starts have no variables.
@@ -88,14 +75,14 @@ def run(size, program, **variables):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("order", ORDERS)
-def test_order_of_calls(order, size):
-    codes, outputs = run(size, PROGRAM + ORDERS[order])
+@pytest.mark.parametrize("group", GROUPS)
+def test_world_of_a_process_group(group, size):
+    codes, outputs = run(size, PROGRAM + GROUPS[group])
     assert codes == [0] * size, "\n".join(outputs)
 
 
 def test_world_outlives_the_process_group():
-    codes, outputs = run(2, PROGRAM + ORDERS["group_first"] + LAST)
+    codes, outputs = run(2, PROGRAM + GROUPS["gloo"] + LAST)
     assert codes == [0, 0], "\n".join(outputs)
 
 
@@ -134,8 +121,8 @@ def test_error_is_printed(backend):
     """torch's hook for exceptions holds back what ours prints."""
     program = f"""
         import torch, torch.distributed as dist, lockstep
-        world = lockstep.init()
         dist.init_process_group("{backend}")
+        world = lockstep.init()
         world.all_reduce(torch.ones(3), name="a" * (world.rank + 1))
     """
     codes, outputs = run(2, program)
