@@ -79,7 +79,7 @@ called "python3 -m venv .deps/tensorboard"
 
 run --test-tool
 [ "$rc" = 1 ] || fail "an unknown option ended with $rc"
-said "unknown option '--test-tool'; expected --test-tools, --baselines or --portable DIR"
+said "unknown option '--test-tool'; expected --test-tools, --baselines, --torch VERSION or --portable DIR"
 run --test-tools --baselines
 [ "$rc" = 1 ] || fail "two options ended with $rc"
 said "unexpected argument '--baselines'; expected at most one option"

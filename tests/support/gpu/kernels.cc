@@ -72,13 +72,20 @@ std::function<void()> element_by_element(const std::string& name, void** argumen
 // layouts of ATen/native/cuda/MultiTensorApply.cuh. Block b works on elements [chunk * kChunk, (chunk + 1) * kChunk) of
 // its tensor.
 constexpr std::int64_t kChunk = 65536;
+#ifdef LOCKSTEP_LARGE_KERNEL_ARGUMENTS
+using BlockIndex = std::uint16_t;
+constexpr int kMaxBlocks = 2240, kMaxTensorsOf1 = 770, kMaxTensorsOf4 = 252;
+#else
+using BlockIndex = unsigned char;
+constexpr int kMaxBlocks = 320, kMaxTensorsOf1 = 110, kMaxTensorsOf4 = 36;
+#endif
 
 template <int lists, int tensors>
 struct TensorLists {
   void* data[lists][tensors];
   std::int64_t count[tensors];
-  unsigned char block_to_tensor[320];
-  int block_to_chunk[320];
+  BlockIndex block_to_tensor[kMaxBlocks];
+  int block_to_chunk[kMaxBlocks];
   int first_tensor;
 };
 template <int lists, int tensors>
@@ -86,8 +93,8 @@ struct OptimizerTensorLists {
   void* data[lists][tensors];
   std::int64_t count[tensors];
   const float* steps[tensors];
-  unsigned char block_to_tensor[320];
-  int block_to_chunk[320];
+  BlockIndex block_to_tensor[kMaxBlocks];
+  int block_to_chunk[kMaxBlocks];
   int first_tensor;
 };
 
@@ -105,9 +112,9 @@ void for_each_element(const Lists& lists, unsigned blocks, const Visit& visit) {
 std::function<void()> fused_adam(bool decoupled, unsigned blocks, void** arguments) {
   const auto number = [&](int i) { return static_cast<float>(*static_cast<const double*>(arguments[i])); };
   const auto pointer = [&](int i) { return *static_cast<const float* const*>(arguments[i]); };
-  return [=, lists = *static_cast<const OptimizerTensorLists<4, 36>*>(arguments[0]), lr_pointer = pointer(2),
-          lr_number = number(3), beta1 = number(4), beta2 = number(5), decay = number(6), eps = number(7),
-          found_inf = pointer(10)] {
+  return [=, lists = *static_cast<const OptimizerTensorLists<4, kMaxTensorsOf4>*>(arguments[0]),
+          lr_pointer = pointer(2), lr_number = number(3), beta1 = number(4), beta2 = number(5), decay = number(6),
+          eps = number(7), found_inf = pointer(10)] {
     if (found_inf && *found_inf == 1) return;
     const float lr = lr_pointer ? *lr_pointer : lr_number;
     for_each_element(lists, blocks, [&](int tensor, std::int64_t i) {
@@ -133,7 +140,7 @@ std::function<void()> list_by_list(const std::string& name, unsigned blocks, voi
   if (has("TensorListMetadata<1>, at::native::(anonymous namespace)::BinaryOpScalarFunctor<float") &&
       has("std::plus<float>")) {
     const float added = *static_cast<const float*>(arguments[3]);
-    return [=, lists = *static_cast<const TensorLists<1, 110>*>(arguments[0])] {
+    return [=, lists = *static_cast<const TensorLists<1, kMaxTensorsOf1>*>(arguments[0])] {
       for_each_element(lists, blocks,
                        [&](int tensor, std::int64_t i) { static_cast<float*>(lists.data[0][tensor])[i] += added; });
     };
