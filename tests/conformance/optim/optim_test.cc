@@ -416,6 +416,18 @@ TEST(Optim, NormCoversOnlyCurrentGradients) {
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
 }
 
+/// torch 2.15 takes options that have the value of a new object for ones that nobody has set.
+TEST(Optim, GroupsKeepOptionsThatAreTorchsDefaults) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  const std::vector<at::Tensor> biases = {net->first->bias, net->second->bias};
+  optim::SGD sgd(ddp, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}, {{biases, {.lr = 0.2}}});
+  const auto& of_biases = static_cast<const torch::optim::SGDOptions&>(sgd.param_groups()[1].options());
+  EXPECT_EQ(of_biases.lr(), 0.2);
+  EXPECT_EQ(of_biases.weight_decay(), 0);
+  EXPECT_EQ(of_biases.momentum(), 0);
+}
+
 TEST(Optim, ParamGroupsAndSchedulers) {
   torch::manual_seed(1);
   Mlp net;
