@@ -14,7 +14,7 @@ from lockstep._build import VERSION
 # A release of the minor version 2.N; others, such as 2.11.0a0+nv26.05, lie between two of them.
 _RELEASE = re.compile(r"2\.(\d+)\.\d+(\+(cpu|cu\d+|rocm[\d.]+|xpu))?")
 OLDEST, NEWEST = (2, 11), (2, 15)  # minor versions of torch, as in cmake/LockstepTorch.cmake
-COST = "about 8 minutes of one core"
+COST = "about 6 minutes of one core"
 TORCH = "'torch>=2.11,<2.16'"
 
 

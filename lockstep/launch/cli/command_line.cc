@@ -314,7 +314,7 @@ CommandLine parse_build(std::vector<std::string> words) {
       "lockstep then uses it with exactly this version of torch.\n"
       "\n"
       "It is needed for a torch that the wheel has no extension for: NVIDIA's, conda-forge's or your own build. It "
-      "takes about 8 minutes of one core, and needs a C++20 compiler (CXX, or c++ in PATH) and the headers of CPython. "
+      "takes about 6 minutes of one core, and needs a C++20 compiler (CXX, or c++ in PATH) and the headers of CPython. "
       "cmake and ninja are taken from PyPI, for this build alone, if the machine lacks them; nothing else uses the "
       "network.");
   table.group("Options", "lockstep build --python env/bin/python");
