@@ -255,7 +255,7 @@ def pod_that_comes_back_takes_part_in_the_restart(cluster):
 
 
 def name_and_pods_come_late(cluster):
-    """The last pod starts first; the name of the first is known after 20 s, and it starts after 50 s. The second starts
+    """The last pod starts first; the name of the first is known after 20 s, and it starts after 55 s. The second starts
     after 90 s. The same with a rank, and with lockstep run, in each pod."""
 
     def start_both(pod):
@@ -268,9 +268,9 @@ def name_and_pods_come_late(cluster):
     time.sleep(20)
     with open(f"{cluster.folder}/hosts", "a", encoding="ascii") as names:
         names.write(f"{host_cluster.SUBNET}1 job-node-0-0.job\n")
-    time.sleep(30)
+    time.sleep(35)
     start_both(0)
-    time.sleep(40)
+    time.sleep(35)
     start_both(1)
     for pods, missing in (ranks, "waits for 1 of 3 ranks"), (launchers, "waits for pod 1 of 3"):
         last, first, middle = results(pods)
