@@ -165,11 +165,7 @@ class FusedOptimizerOf : public TorchOptimizer, public FusedOptimizer {
  protected:
   template <typename TorchOptions>
   FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, const TorchOptions& defaults)
-      : TorchOptimizer(groups, defaults) {
-    // torch 2.15 replaces options of a group, those that have the values of a new object or all, by `defaults`.
-    for (std::size_t i = 0; i < groups.size(); ++i)
-      if (groups[i].has_options()) this->param_groups()[i].set_options(groups[i].options().clone());
-  }
+      : TorchOptimizer(groups, defaults) {}
 };
 
 }  // namespace lockstep::optim::inline fused
