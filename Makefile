@@ -9,8 +9,8 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 2097152
 # Additional options for cmake (such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON) and for ctest (such as -R unit).
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
-# Four processes at a time also on two cores, because many tests mostly wait.
-CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 4
+# Three processes at a time also on two cores, because many tests mostly wait.
+CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
 .PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards \
@@ -161,7 +161,7 @@ shard-oldest_torch: setup
 	    -DTorch_DIR="$$torch/share/cmake/Torch" >/dev/null
 	@cmake --build build/oldest_torch -j $(JOBS) \
 	  --target lockstep_program lockstep_python python_state_exchange
-	@ctest --test-dir build/oldest_torch --output-on-failure --no-tests=error -j 4 \
+	@ctest --test-dir build/oldest_torch --output-on-failure --no-tests=error -j 3 \
 	  -R '^(python/|procs/watch)' -E '^python/wheel' -LE '^shard:' $(CTEST_ARGS)
 
 # The wheel for a torch between the oldest and the newest, which `make test` takes, and one CPython: two ranks train.

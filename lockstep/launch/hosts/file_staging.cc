@@ -15,6 +15,9 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/hosts/start_agents.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/process/tools.h"
 
 namespace lockstep::launcher::hosts {
@@ -134,6 +137,37 @@ StagedFile read_staged_folder(const std::string& path, const std::string& inside
   file.name = "files.tar";
   file.is_folder = true;
   return file;
+}
+
+StagedFiles files_to_stage(const cli::RunOptions& options) {
+  if (!options.ship || std::ranges::all_of(options.hosts, is_local_host) || options.hosts.front().is_pod)
+    return nullptr;
+  std::vector<StagedFile> files = {read_staged_file(process::executable_path())};
+  const auto add = [&](StagedFile file, const char* option) {
+    file.option = option;
+    files.push_back(std::move(file));
+  };
+  const auto path_of = [&](const std::string& word) {
+    return word[0] == '/' || options.directory.empty() ? word : options.directory + "/" + word;
+  };
+  if (const std::string hook = process::python_hook_folder(); !hook.empty()) {
+    try {
+      add(read_staged_folder(hook, process::kPythonHook), "--staged-hook");
+      files.back().is_optional = true;
+    } catch (const base::UsageError&) {
+      // Without tar, Python programs on other hosts are not watched.
+    }
+  }
+  const std::string& program = options.command.front();
+  if (const auto script = process::python_script_index(options.command)) {
+    const std::string path = path_of(options.command[*script]);
+    if (!std::filesystem::is_regular_file(path))
+      throw base::UsageError("--ship: " + base::quoted(path, 256) + " is not a file");
+    add(read_staged_folder(std::filesystem::absolute(path).parent_path().string()), "--staged-script");
+  } else if (program.find('/') != std::string::npos && !process::is_python(program)) {
+    add(read_staged_file(path_of(program)), "--staged-program");
+  }
+  return std::make_shared<const std::vector<StagedFile>>(std::move(files));
 }
 
 std::uint32_t posix_checksum(std::string_view bytes) {

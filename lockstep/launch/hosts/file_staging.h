@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/launch/cli/command_line.h"
+
 namespace lockstep::launcher::hosts {
 
 struct StagedFile {
@@ -19,6 +21,14 @@ struct StagedFile {
   bool is_optional = false;  ///< the agent starts although the archive cannot be unpacked
   bool is_in_use = false;    ///< by this job, before it was restarted: what it has changed of the folder stays
 };
+
+/// Programs to copy to other hosts (--ship); null: none.
+using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
+
+/// Returns lockstep itself, its Python hook, and the folder of a Python script, or else the user's program if it was
+/// given by a path; null without --ship, and where no host needs them. A program found in PATH, and every interpreter,
+/// must exist on all hosts. Throws UsageError as read_staged_file() and read_staged_folder() do.
+StagedFiles files_to_stage(const cli::RunOptions& options);
 
 /// Returns the checksum that the program cksum prints (IEEE Std 1003.1, CRC-32 with the length appended). Pure.
 std::uint32_t posix_checksum(std::string_view bytes);

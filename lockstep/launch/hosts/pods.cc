@@ -146,7 +146,9 @@ void PodMeeting::tell(std::size_t pod, const std::vector<std::string>& words) {
 }
 
 std::vector<std::optional<PodMeeting::Agent>> PodMeeting::connect_agents(const std::vector<std::size_t>& pods,
-                                                                         Deadline deadline, int signals) {
+                                                                         bool needs_all,
+                                                                         std::chrono::milliseconds limit, int signals) {
+  const Deadline deadline = Deadline::in(limit);
   base::net::ConnectivityProbe probe(0, make_token());
   const std::string listener = to_string(probe.listen(address_));
   std::vector<std::optional<Agent>> agents(pods.size());
@@ -167,7 +169,12 @@ std::vector<std::optional<PodMeeting::Agent>> PodMeeting::connect_agents(const s
       }
       missing += (missing.empty() ? "" : ", ") + std::to_string(pods[i]);
     }
-    if (missing.empty() || deadline.expired()) return agents;
+    if (missing.empty() || (deadline.expired() && !needs_all)) return agents;
+    if (deadline.expired())
+      throw base::Error(base::Cause::kJoinTimeout,
+                        "lockstep run has not started within " + base::seconds_text(limit) + " in pod " + missing +
+                            " of " + std::to_string(num_pods_),
+                        "see whether these pods run: kubectl get pods; --join-timeout waits longer");
     if (report.expired()) {
       base::log_warning("waits for pod " + missing + " of " + std::to_string(num_pods_) + ", for another " +
                         base::seconds_text(deadline.remaining()));
@@ -195,6 +202,18 @@ void PodMeeting::end(int exit_code, const std::string& last_line) {
   }
   const Deadline deadline = Deadline::in(kEndTimeout);
   for (const std::string& key : waited) server_->store().get(key, deadline);
+}
+
+std::vector<cli::HostSpec> hosts_of_pods(const Pod& own, int slots) {
+  std::vector<cli::HostSpec> hosts;
+  for (int i = 0; i < own.num_pods; ++i) {
+    cli::HostSpec& host = hosts.emplace_back();
+    host.is_pod = true;
+    host.is_local = i == own.index;
+    host.name = host.is_local ? base::net::host_name() : "pod " + std::to_string(i);
+    host.slots = slots > 0 ? slots : own.ranks_per_pod;
+  }
+  return hosts;
 }
 
 int serve_pod(const Pod& pod, const std::vector<std::string>& command, const job::JobKey& key, Deadline deadline) {

@@ -7,6 +7,7 @@
 //   POD/START/ended         it has read that it must end
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "lockstep/job/identity/pod.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/store_server.h"
+#include "lockstep/launch/cli/host_list.h"
 
 namespace lockstep::launcher::hosts {
 
@@ -34,11 +36,12 @@ class PodMeeting {
   PodMeeting(const job::identity::Pod& first, const std::vector<std::string>& command, const job::JobKey& key,
              base::Deadline deadline);
 
-  /// Starts agents in the pods with the numbers `pods`, which are not this one. Blocks until all are connected, at most
-  /// until `deadline`, and prints every 30 s which pods are missing; these have no agent in the result. Throws
-  /// UsageError if a pod runs another command, and what check_interrupted() throws.
-  std::vector<std::optional<Agent>> connect_agents(const std::vector<std::size_t>& pods, base::Deadline deadline,
-                                                   int signals);
+  /// Starts agents in the pods with the numbers `pods`, which are not this one. Blocks until all are connected, for at
+  /// most `limit`, and prints every 30 s which pods are missing. With `needs_all`, throws Error kJoinTimeout if some
+  /// are; otherwise these have no agent in the result. Throws UsageError if a pod runs another command, and what
+  /// check_interrupted() throws.
+  std::vector<std::optional<Agent>> connect_agents(const std::vector<std::size_t>& pods, bool needs_all,
+                                                   std::chrono::milliseconds limit, int signals);
 
   /// Lets all pods end with `exit_code` after printing `last_line`, unless it is empty. Blocks until they know, for at
   /// most 2 s.
@@ -60,6 +63,9 @@ class PodMeeting {
   std::optional<job::StoreServer> server_;
   std::vector<Member> members_;  // one per pod
 };
+
+/// Returns a host for each pod, with `slots` slots, or else the number that the variables of `own` ask for.
+std::vector<cli::HostSpec> hosts_of_pods(const job::identity::Pod& own, int slots);
 
 /// Runs the agents of this pod, which is not the first, until the launcher ends the job. Blocks until the first pod
 /// answers, at most until `deadline`. A signal that ends or stops a job is forwarded to the launcher as soon as there

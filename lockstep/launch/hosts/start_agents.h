@@ -26,9 +26,6 @@ struct StartedAgents {
   std::vector<std::chrono::milliseconds> startup_times;  ///< time until each HostInfo arrived
 };
 
-/// Programs to copy to other hosts (--ship); null: none.
-using StagedFiles = std::shared_ptr<const std::vector<StagedFile>>;
-
 /// Starts one agent on each of `options.hosts`, or on this host if there are none. Uses ssh or srun for other hosts,
 /// and copies `staged_files` to them. `pod_agents` has an entry for each other host that is a pod, in their order.
 /// Blocks until each agent has sent its HostInfo or has failed; an agent that sends none within the connect timeout

@@ -146,7 +146,7 @@ Verdict judge_user_stop(int signal, const std::string& host) {
 }
 
 Verdict judge_quit(int num_ranks, const std::string& run_dir, bool several_hosts) {
-  Verdict verdict = judge_user_stop(SIGQUIT, base::net::host_name());
+  Verdict verdict = judge_user_stop(SIGQUIT);
   for (int rank = 0; rank < num_ranks; ++rank) verdict.stacks.push_back(rank);
   verdict.fatal.hint = "the stacks of all ranks are in " + run_dir + "/stack.RANK.txt" +
                        (several_hosts ? ", on the host of each rank" : "");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/job/health/rank_health.h"
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/protocol/rank_exit.h"
@@ -51,7 +52,7 @@ Verdict judge_lost_agent(const LostAgent& agent);
 Verdict judge_unkillable(const std::string& host, int rank, std::int64_t pid);
 
 /// Returns the verdict on a job that a user has stopped with `signal` to lockstep run on `host`.
-Verdict judge_user_stop(int signal, const std::string& host);
+Verdict judge_user_stop(int signal, const std::string& host = base::net::host_name());
 /// Returns the note about what now happens to the ranks.
 std::string stop_note(int signal, std::chrono::milliseconds grace);
 

@@ -33,7 +33,6 @@
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/environment.h"
 #include "lockstep/launch/process/process.h"
-#include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_program.h"
 #include "lockstep/launch/slurm/allocation.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
@@ -206,18 +205,8 @@ std::vector<std::optional<hosts::PodMeeting::Agent>> connect_pods(const JobSpec&
   std::vector<std::size_t> others;
   for (std::size_t i = 0; i < hosts.size(); ++i)
     if (!options.hosts[i].is_local) others.push_back(hosts[i]);
-  const std::chrono::milliseconds limit = needs_all ? job.pods_timeout : options.connect_timeout;
-  auto agents = job.pods->connect_agents(others, Deadline::in(limit), job.signals);
-  std::vector<std::size_t> missing;
-  for (std::size_t i = 0; i < agents.size(); ++i)
-    if (!agents[i]) missing.push_back(others[i]);
-  if (needs_all && !missing.empty())
-    throw base::Error(base::Cause::kJoinTimeout,
-                      "lockstep run has not started within " + base::seconds_text(limit) + " in pod " +
-                          base::joined(missing, ", ", [](std::size_t pod) { return std::to_string(pod); }) + " of " +
-                          std::to_string(count_hosts(job.options)),
-                      "see whether these pods run: kubectl get pods; --join-timeout waits longer");
-  return agents;
+  return job.pods->connect_agents(others, needs_all, needs_all ? job.pods_timeout : options.connect_timeout,
+                                  job.signals);
 }
 
 /// Calls require_hosts(). A later generation uses hosts that worked before, so its failures are not usage errors.
@@ -280,39 +269,6 @@ std::string default_run_name(const std::string& program) {
   return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
 }
 
-/// Returns lockstep itself, its Python hook, and the folder of a Python script, or else the user's program if it was
-/// given by a path. A program found in PATH, and every interpreter, must exist on all hosts.
-hosts::StagedFiles files_to_stage(const cli::RunOptions& options) {
-  if (!options.ship || std::ranges::all_of(options.hosts, hosts::is_local_host) || options.hosts.front().is_pod)
-    return nullptr;
-  std::vector<hosts::StagedFile> files = {hosts::read_staged_file(process::executable_path())};
-  const auto add = [&](hosts::StagedFile file, const char* option) {
-    file.option = option;
-    files.push_back(std::move(file));
-  };
-  const auto path_of = [&](const std::string& word) {
-    return word[0] == '/' || options.directory.empty() ? word : options.directory + "/" + word;
-  };
-  if (const std::string hook = process::python_hook_folder(); !hook.empty()) {
-    try {
-      add(hosts::read_staged_folder(hook, process::kPythonHook), "--staged-hook");
-      files.back().is_optional = true;
-    } catch (const base::UsageError&) {
-      // Without tar, Python programs on other hosts are not watched.
-    }
-  }
-  const std::string& program = options.command.front();
-  if (const auto script = process::python_script_index(options.command)) {
-    const std::string path = path_of(options.command[*script]);
-    if (!std::filesystem::is_regular_file(path))
-      throw base::UsageError("--ship: " + base::quoted(path, 256) + " is not a file");
-    add(hosts::read_staged_folder(std::filesystem::absolute(path).parent_path().string()), "--staged-script");
-  } else if (program.find('/') != std::string::npos && !process::is_python(program)) {
-    add(hosts::read_staged_file(path_of(program)), "--staged-program");
-  }
-  return std::make_shared<const std::vector<hosts::StagedFile>>(std::move(files));
-}
-
 /// Returns a random id, which all generations of a job share.
 std::string random_job_id() {
   const job::Mac random = job::random_nonce();
@@ -323,18 +279,6 @@ void check_min_hosts(const cli::RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
     throw base::UsageError("--min-hosts: " + std::to_string(options.min_hosts) + "; expected at most " +
                            std::to_string(count_hosts(options)) + ", the number of hosts of the job");
-}
-
-/// Returns the options with one host for each pod. -n and PET_NPROC_PER_NODE are numbers of ranks in each of them.
-cli::RunOptions with_hosts_of_pods(cli::RunOptions options, const job::identity::Pod& pod) {
-  const int slots = options.ranks > 0 ? options.ranks : pod.ranks_per_pod;
-  for (int i = 0; i < pod.num_pods; ++i)
-    options.hosts.push_back({.name = i == pod.index ? base::net::host_name() : "pod " + std::to_string(i),
-                             .slots = slots,
-                             .is_local = i == pod.index,
-                             .is_pod = true});
-  options.ranks = 0;  // all slots
-  return options;
 }
 
 int exit_code_of(const Verdict& verdict, const cli::RunOptions& options) {
@@ -453,7 +397,7 @@ class RestartLoop {
                          .detail = "preempted (SIGUSR1)" + where,
                          .hint = "start the same command again"});
     if (signal != SIGINT && signal != SIGQUIT && signal != SIGTERM && signal != SIGHUP) return std::nullopt;
-    Verdict verdict = judge_user_stop(signal, base::net::host_name());
+    Verdict verdict = judge_user_stop(signal);
     verdict.fatal.gen = gen;
     verdict.fatal.detail += where;
     return verdict;
@@ -507,7 +451,8 @@ int run(cli::RunOptions options) {
     if (env.lockstep_key_file) job.context.key = job::JobKey::from_file(*env.lockstep_key_file);
     pod_command = options.command;
     if (options.ranks > 0) pod_command.insert(pod_command.begin(), {"-n", std::to_string(options.ranks)});
-    options = with_hosts_of_pods(std::move(options), *pod);
+    options.hosts = hosts::hosts_of_pods(*pod, options.ranks);
+    options.ranks = 0;  // all slots
   }
   check_min_hosts(options);
   process::check_proc();
@@ -534,7 +479,7 @@ int run(cli::RunOptions options) {
   job.signals = signals.get();
   process::become_subreaper();
   job.max_files = base::raise_fd_limit(8 * options.hosts.size() + 64);
-  job.staged_files = files_to_stage(options);
+  job.staged_files = hosts::files_to_stage(options);
   std::optional<hosts::PodMeeting> pods;
   if (pod) pods.emplace(*pod, pod_command, context.key, Deadline::in(job.pods_timeout));
   job.pods = pods ? &*pods : nullptr;

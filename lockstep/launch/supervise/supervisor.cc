@@ -140,8 +140,7 @@ class Supervisor {
     loop_.at([this] { return snapshot_deadline_; }, [this] { on_snapshots(); });
     loop_.on_readable([this] { return signals_; },
                       [this] {
-                        while (const auto signal = process::read_signal(signals_))
-                          on_signal(*signal, base::net::host_name());
+                        while (const auto signal = process::read_signal(signals_)) on_signal(*signal);
                       });
     for (std::size_t i = 0; i < agents_.size(); ++i)
       loop_.on_readable([this, i] { return agents_[i].descriptor(); }, [this, i] { read_agent(i); });
@@ -286,7 +285,7 @@ class Supervisor {
     send_stop({.signal = SIGKILL});
   }
 
-  void on_signal(int signal, const std::string& host) {
+  void on_signal(int signal, const std::string& host = base::net::host_name()) {
     if (signal == SIGUSR1 || signal == SIGUSR2) {
       outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
       return broadcast(Kind::kSignal, protocol::encode_numbers({signal}));
@@ -408,7 +407,7 @@ class Supervisor {
     if (verdict_ || stop_signal_ != 0) return;
     stop_signal_ = SIGPIPE;
     output_->allow_drops();
-    conclude(judge_user_stop(SIGPIPE, base::net::host_name()));
+    conclude(judge_user_stop(SIGPIPE));
     stop_ranks(SIGINT);
   }
 

@@ -48,9 +48,11 @@ TEST(AgentVerdict, LostAgentIsDistinguishedFromLostConnection) {
 }
 
 TEST(AgentVerdict, UserStopHasTheExitCodeOfItsSignal) {
-  EXPECT_EQ(judge_user_stop(SIGINT, "h1").exit_code, 130);
-  EXPECT_EQ(judge_user_stop(SIGTERM, "h1").exit_code, 143);
-  EXPECT_EQ(judge_user_stop(SIGTERM, "h1").fatal.detail, "stopped by SIGTERM");
+  EXPECT_EQ(judge_user_stop(SIGINT).exit_code, 130);
+  EXPECT_EQ(judge_user_stop(SIGTERM).exit_code, 143);
+  EXPECT_EQ(judge_user_stop(SIGTERM).fatal.detail, "stopped by SIGTERM");
+  EXPECT_EQ(judge_user_stop(SIGTERM, "another").fatal.host, "another");
+  EXPECT_EQ(judge_user_stop(SIGTERM, "another").fatal.pid, -1) << "that of a process on another host";
 }
 
 TEST(AgentVerdict, PreemptionReplacesTheDetailOfTheOperation) {
