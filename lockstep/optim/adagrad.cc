@@ -47,7 +47,6 @@ Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOp
                  const std::vector<Group>& groups, const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_adagrad_options),
                        checked_adagrad_options(options)) {
-  set_group_options(*this, groups, checked_adagrad_options);
   for (const Group& group : groups)
     base::check_option(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad",
                        "initial_accumulator_value of a group", group.options.initial_accumulator_value,

@@ -68,7 +68,6 @@ Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& op
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_adam_options<false>),
                        checked_adam_options<false>(options)) {
-  set_group_options(*this, groups, checked_adam_options<false>);
   initialize(gradients,
              std::make_unique<AdamUpdateRule>(*this, *gradients, kernels::kernels().adam, state_names(options, groups)),
              fused);
@@ -78,7 +77,6 @@ AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions&
              const std::vector<Group>& groups, const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_adam_options<true>),
                        checked_adam_options<true>(options)) {
-  set_group_options(*this, groups, checked_adam_options<true>);
   initialize(
       gradients,
       std::make_unique<AdamWUpdateRule>(*this, *gradients, kernels::kernels().adam, state_names(options, groups)),

@@ -59,7 +59,6 @@ template class FusedOptimizerOf<CustomOptimizer<LAMBOptions, torch::optim::AdamP
 LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lamb_options), checked_lamb_options(options)) {
-  set_group_options(*this, groups, checked_lamb_options);
   const std::vector<std::string> state_names = {"exp_avg", "exp_avg_sq"};
   initialize(gradients, std::make_unique<LambUpdateRule>(*this, *gradients, kernels::kernels().lamb, state_names),
              fused);

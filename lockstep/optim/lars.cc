@@ -65,7 +65,6 @@ template class FusedOptimizerOf<CustomOptimizer<LARSOptions, torch::optim::SGDPa
 LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_lars_options), checked_lars_options(options)) {
-  set_group_options(*this, groups, checked_lars_options);
   const std::vector<std::string> state_names = {"momentum_buffer"};
   initialize(gradients, std::make_unique<LarsUpdateRule>(*this, *gradients, kernels::kernels().lars, state_names),
              fused);

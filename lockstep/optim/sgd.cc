@@ -59,7 +59,6 @@ template class FusedOptimizerOf<torch::optim::SGD, SGDOptions>;
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
     : FusedOptimizerOf(make_param_groups(*gradients, groups, checked_sgd_options), checked_sgd_options(options)) {
-  set_group_options(*this, groups, checked_sgd_options);
   initialize(gradients,
              std::make_unique<SgdUpdateRule>(*this, *gradients, kernels::kernels().sgd, state_names(options, groups)),
              fused);

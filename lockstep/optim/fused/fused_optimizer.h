@@ -163,9 +163,14 @@ class FusedOptimizerOf : public TorchOptimizer, public FusedOptimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  template <typename TorchOptions>
-  FusedOptimizerOf(const std::vector<torch::optim::OptimizerParamGroup>& groups, const TorchOptions& defaults)
-      : TorchOptimizer(groups, defaults) {}
+  /// `groups` is a vector of torch's OptimizerParamGroup.
+  template <typename Groups, typename TorchOptions>
+  FusedOptimizerOf(const Groups& groups, const TorchOptions& defaults) : TorchOptimizer(groups, defaults) {
+    // The constructor of torch 2.15 replaces options of a group that equal those of a new object, and all of a type
+    // that it does not know, by `defaults`.
+    for (std::size_t i = 0; i < groups.size(); ++i)
+      if (groups[i].has_options()) this->param_groups()[i].set_options(groups[i].options().clone());
+  }
 };
 
 }  // namespace lockstep::optim::inline fused

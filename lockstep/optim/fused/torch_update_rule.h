@@ -38,17 +38,6 @@ std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::Grad
   return make_param_groups(source, std::move(all));
 }
 
-/// Sets the options of `groups` again: the constructor of an optimizer of torch 2.15 replaces those that have the
-/// values of a new object, and all of a type that it does not know, by its defaults.
-template <typename Optimizer, typename Group, typename Checked>
-void set_group_options(Optimizer& optimizer, const std::vector<Group>& groups, const Checked& checked) {
-  auto& all = optimizer.param_groups();
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    auto options = checked(groups[i].options);
-    all[all.size() - groups.size() + i].set_options(std::make_unique<decltype(options)>(std::move(options)));
-  }
-}
-
 /// Throws UsageError for the first option of the list of names and values that is below 0.
 void check_not_negative(const std::string& optimizer, const std::vector<std::pair<std::string, double>>& options);
 void check_betas(const std::string& optimizer, const std::array<double, 2>& betas);
