@@ -79,8 +79,9 @@ inline constexpr std::chrono::seconds kPeerHostTimeout{5};
 inline constexpr std::chrono::milliseconds kHostTimeoutMargin{1500};
 /// After an exit, the launcher waits for the other exits of the same failure. They arrive within a few milliseconds.
 inline constexpr std::chrono::milliseconds kFirstFailureWindow{100};
-/// If all failures so far are of ranks that have lost a peer, the launcher waits this long for that peer's exit.
-inline constexpr std::chrono::seconds kCulpritWait{5};
+/// If all failures so far are of ranks that have lost a peer, or that say that a rank has left its world, the launcher
+/// waits this long for the exit of that rank. Python with torch takes over a second to end, on a busy machine several.
+inline constexpr std::chrono::seconds kCulpritWait{15};
 /// The launcher waits for the snapshots of the ranks. An agent replies within a few milliseconds.
 inline constexpr std::chrono::seconds kSnapshotTimeout{1};
 /// The agents wait before SIGTERM: a waiting rank reads the cause within kFailureCheckInterval and exits by itself.

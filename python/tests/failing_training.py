@@ -44,7 +44,7 @@ def fail(how, world):
     elif how == "slow_end":
         atexit.register(time.sleep, 60)
         raise LookupError("no such batch")
-    elif how == "exit":
+    elif how in ("exit", "slow_exit"):
         sys.exit(3)
     elif how == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
@@ -53,6 +53,8 @@ def fail(how, world):
 def main():
     how, failing = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
+    if how == "slow_exit":
+        atexit.register(time.sleep, 7)  # before init(), so that it runs once the rank has left
     world = lockstep.init()
     net = torch.nn.Linear(4, 2)
     ddp = lockstep.DistributedDataParallel(net, world)

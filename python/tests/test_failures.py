@@ -128,9 +128,9 @@ def test_code_of_a_rank_that_is_killed_while_it_ends():
     assert (fatal["cause"], fatal["rank"], code) == ("RANK_EXITED", "1", 1), output
 
 
-@pytest.mark.parametrize("size", (2, 3))
-def test_exit_code(size):
-    code, output, fatal = run("exit", "torch", size=size)
+@pytest.mark.parametrize(("how", "size"), (("exit", 3), ("slow_exit", 2)))
+def test_exit_code(how, size):
+    code, output, fatal = run(how, "torch", size=size)
     assert (fatal["cause"], fatal["rank"], code) == ("RANK_EXITED", "1", 3), output
     assert "exited with code 3" in fatal["detail"], output
 
