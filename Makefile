@@ -115,9 +115,9 @@ test-tools:
 # many interleavings of the shared-memory core; installations; the oldest torch, and wheels for those between it and the
 # newest; three builds without unity builds, which check that each source includes what it uses; and the tests of the
 # modules with sanitizers.
-SHARDS := ranks transports hosts slurm frameworks bench pytorch fuzz schedules install portable includes_modules \
-  includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 asan_core asan_ddp asan_optim \
-  asan_training tsan_core tsan_ddp tsan_optim tsan_training
+SHARDS := ranks transports hosts slurm frameworks bench pytorch pages fuzz schedules install portable \
+  includes_modules includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 asan_core \
+  asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)

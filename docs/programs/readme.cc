@@ -1,6 +1,8 @@
-// The program of README.md, with a model and generated data.
+// docs: begin program
+#include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+// docs: end program
 struct NetImpl : torch::nn::Module {
   NetImpl() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
   torch::Tensor forward(const torch::Tensor& x) { return torch::log_softmax(fc(x), 1); }
@@ -19,9 +21,6 @@ struct Points : torch::data::datasets::Dataset<Points> {
 };
 
 // docs: begin program
-#include <lockstep/lockstep.h>
-#include <torch/torch.h>
-
 int main() {
   lockstep::Group world = lockstep::init();             // without a launcher: a world of one rank
   Net net;                                              // an ordinary module; it is not wrapped

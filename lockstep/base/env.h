@@ -102,9 +102,11 @@ struct Env : EnvReader {
   Value cuda_visible_devices = text("CUDA_VISIBLE_DEVICES");  ///< GPUs that this process may use
   Value nccl_socket_ifname = text("NCCL_SOCKET_IFNAME");      ///< interface that NCCL uses; errors of NCCL mention it
   Value nccl_multi_rank_gpu_enable = text("NCCL_MULTI_RANK_GPU_ENABLE");  ///< 1: NCCL may serve several ranks on a GPU
-  Value path = text("PATH");        ///< directories in which programs are looked up
-  Value columns = text("COLUMNS");  ///< width of the terminal
-  Value term = text("TERM");        ///< "dumb" disables redrawing
+  Value home = text("HOME");
+  Value xdg_cache_home = text("XDG_CACHE_HOME");  ///< directory for caches (default: ~/.cache)
+  Value path = text("PATH");                      ///< directories in which programs are looked up
+  Value columns = text("COLUMNS");                ///< width of the terminal
+  Value term = text("TERM");                      ///< "dumb" disables redrawing
 
   // Set by torchrun, and by scripts that use env://.
   Value rank = text("RANK");
@@ -135,6 +137,8 @@ struct Env : EnvReader {
   Value ompi_comm_world_size = text("OMPI_COMM_WORLD_SIZE");
   Value ompi_comm_world_local_rank = text("OMPI_COMM_WORLD_LOCAL_RANK");
   Value ompi_comm_world_local_size = text("OMPI_COMM_WORLD_LOCAL_SIZE");
+  /// File with the hosts of mpirun. The operator of Kubeflow sets it in the pod that starts the others.
+  Value ompi_default_hostfile = text("OMPI_MCA_orte_default_hostfile");
   Value pmix_namespace = text("PMIX_NAMESPACE");  ///< the launcher's name of the job
   Value pmix_rank = text("PMIX_RANK");
   Value pmi_rank = text("PMI_RANK");

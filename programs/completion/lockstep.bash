@@ -52,6 +52,7 @@ _lockstep_doctor_options="
 --model-bytes value
 $_lockstep_host_options
 --json
+--report
 "
 
 _lockstep_submit_options='

@@ -49,25 +49,6 @@ const char* const kRunUsage = "lockstep run [options] [--] program [arguments...
 
 constexpr std::array kHostSources = {"auto", "slurm", "none"};
 
-std::string read_option_file(const std::string& what, const std::string& file) {
-  constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
-  const auto refuse = [&](const std::string& why) {
-    throw base::UsageError(what + " is " + base::quoted(file, 256) + ": " + why + "; expected a text file");
-  };
-  const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info{};
-  if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) refuse("a directory");
-  std::string text;
-  char bytes[1 << 14];
-  while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
-    if (size < 0) refuse(std::strerror(errno));
-    text.append(bytes, static_cast<std::size_t>(size));
-    if (text.size() > kMaxBytes) refuse("longer than " + std::to_string(kMaxBytes) + " bytes");
-  }
-  return text;
-}
-
 using Hosts = OptionType<std::vector<HostSpec>>;
 
 /// Adds -H, --hostfile, --env-from, --remote-path, --connect-timeout, --interface and --cwd in a group of their own.
@@ -81,8 +62,7 @@ void add_host_options(OptionTable& table, HostOptions& options, const std::strin
       "is reached by one ssh connection (default: the hosts of the SLURM allocation, else this host)");
   table.option(
       "--hostfile", options.hosts,
-      Hosts{"FILE", [](const std::string& what,
-                       const std::string& file) { return parse_host_file(file, read_option_file(what, file)); }},
+      Hosts{"FILE", [](const std::string& what, const std::string& file) { return read_host_file(what, file); }},
       "the same from a file with one host per line: host:4 or host slots=4, also port=, user=, path= and interface=; # "
       "starts a comment");
   table.exclude("-H", "--hostfile");
@@ -277,6 +257,11 @@ CommandLine parse_doctor(std::vector<std::string> words) {
   add_host_options(table, options, "lockstep doctor -H alpha:4,beta:4 ./train");
   table.group("Output", "lockstep doctor --hostfile hosts --json ./train");
   table.flag("--json", options.json, "print one JSON object with all findings");
+  table.flag(
+      "--report", options.report,
+      "print what a bug report needs, to be pasted: system, versions, devices, findings and the FATAL line of the "
+      "last job that failed on this host; no variables of the environment (default program: python3)");
+  table.exclude("--json", "--report");
   table.footer("The exit code is 0 if there is no problem and 1 if there is one; 64 means that no host was checked.");
   auto command = table.parse(std::move(words));
   if (!command) return {.text = table.help()};

@@ -89,6 +89,7 @@ struct AgentOptions {
 
 struct DoctorOptions : HostOptions {
   bool json = false;                        ///< print one JSON object instead of a table
+  bool report = false;                      ///< print what a bug report needs instead of a table
   bool mpi = false;                         ///< also check the requirements of mpirun
   std::uint64_t model_bytes = 250'000'000;  ///< gradient bytes that one step sends
   std::vector<std::string> command = {};    ///< the program to check, and its arguments; may be empty

@@ -1,11 +1,18 @@
 #include "lockstep/launch/cli/host_list.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <optional>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::launcher::cli {
@@ -192,6 +199,25 @@ void add_line(HostListBuilder& hosts, std::string_view line) {
   hosts.add(host, *first);
 }
 
+std::string read_text_file(const std::string& what, const std::string& file) {
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+  const auto refuse = [&](const std::string& why) {
+    throw base::UsageError(what + " is " + base::quoted(file, 256) + ": " + why + "; expected a text file");
+  };
+  const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info{};
+  if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) refuse("a directory");
+  std::string text;
+  char bytes[1 << 14];
+  while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
+    if (size < 0) refuse(std::strerror(errno));
+    text.append(bytes, static_cast<std::size_t>(size));
+    if (text.size() > kMaxBytes) refuse("longer than " + std::to_string(kMaxBytes) + " bytes");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<HostSpec> parse_host_list(std::string_view text) try {
@@ -232,6 +258,10 @@ std::vector<HostSpec> parse_host_file(const std::string& name, std::string_view 
 
 std::string ssh_destination(const HostSpec& host) {
   return host.user.empty() ? host.name : host.user + "@" + host.name;
+}
+
+std::vector<HostSpec> read_host_file(const std::string& what, const std::string& file) {
+  return parse_host_file(file, read_text_file(what, file));
 }
 
 }  // namespace lockstep::launcher::cli

@@ -1,4 +1,4 @@
-// Parses the hosts of a job, from -H or from a host file. Pure functions.
+// Parses the hosts of a job, from -H or from a host file.
 #pragma once
 
 #include <string>
@@ -32,6 +32,10 @@ std::vector<HostSpec> parse_host_list(std::string_view text);
 /// interface). '#' begins a comment; lines may be empty. `name` is the name of the file. Throws FormatError
 /// "NAME:LINE:COLUMN: ...", also if the file has no host.
 std::vector<HostSpec> parse_host_file(const std::string& name, std::string_view text);
+
+/// Parses the host file `file`. `what` is the option or the variable that names it. Throws UsageError if it cannot be
+/// read, and FormatError as parse_host_file() does.
+std::vector<HostSpec> read_host_file(const std::string& what, const std::string& file);
 
 /// Returns the destination argument for ssh: "user@name", or the name alone.
 std::string ssh_destination(const HostSpec& host);

@@ -343,6 +343,11 @@ std::string to_table(const std::vector<Finding>& findings) {
          std::to_string(count(findings, Severity::kOk)) + " ok\n";
 }
 
+std::string to_report(const std::vector<Finding>& findings, const std::string& system,
+                      const std::optional<std::string>& last_fatal) {
+  return "```\n" + system + "\n" + to_table(findings) + "last failed job: " + last_fatal.value_or("none") + "\n```\n";
+}
+
 std::string to_json(const std::vector<Finding>& findings) {
   nlohmann::ordered_json all = {{"bad", count(findings, Severity::kBad)},
                                 {"warn", count(findings, Severity::kWarn)},

@@ -94,6 +94,10 @@ std::string to_table(const std::vector<Finding>& findings);
 /// "remedy"}]}.
 std::string to_json(const std::vector<Finding>& findings);
 
+/// Returns a block of Markdown: `system`, the table, and the FATAL line of the last failed job, or that there is none.
+std::string to_report(const std::vector<Finding>& findings, const std::string& system,
+                      const std::optional<std::string>& last_fatal);
+
 /// Returns whether a finding is kBad.
 bool has_bad(const std::vector<Finding>& findings);
 

@@ -1,8 +1,12 @@
 #include "lockstep/launch/doctor/doctor.h"
 
+#include <gnu/libc-version.h>
+#include <sys/utsname.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "lockstep/base/env.h"
@@ -15,6 +19,7 @@
 #include "lockstep/launch/hosts/agent_query.h"
 #include "lockstep/launch/hosts/network_check.h"
 #include "lockstep/launch/hosts/start_agents.h"
+#include "lockstep/launch/output/last_fatal.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/slurm/allocation.h"
@@ -260,10 +265,24 @@ std::string find_requested_program(const cli::DoctorOptions& options) {
   }
 }
 
+/// Returns "Debian GNU/Linux 12 (bookworm), Linux 6.1.0 x86_64, glibc 2.36".
+std::string describe_system() {
+  std::string distribution = "unknown distribution";
+  std::ifstream file("/etc/os-release");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("PRETTY_NAME="))
+      distribution = base::escaped(base::joined(base::split(line.substr(line.find('=') + 1), '"'), ""));
+  utsname kernel{};
+  ::uname(&kernel);
+  return distribution + ", " + kernel.sysname + " " + kernel.release + " " + kernel.machine + ", glibc " +
+         ::gnu_get_libc_version();
+}
+
 }  // namespace
 
 int doctor(cli::DoctorOptions options) {
   options.hosts = slurm::resolve_hosts(std::move(options.hosts), options.env_from, base::Env::this_process());
+  if (options.report && options.command.empty()) options.command = {"python3"};
   plan::LaunchContext context;
   context.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   context.launcher_directory = process::current_directory(options.directory);
@@ -278,7 +297,11 @@ int doctor(cli::DoctorOptions options) {
   session.end_agents();
   if (options.mpi) doctor_facts.own_mpirun = process::run_tool({process::find_tool("mpirun"), {"mpirun", "--version"}});
   const std::vector<Finding> findings = diagnose(doctor_facts);
-  std::fputs((options.json ? to_json(findings) : to_table(findings)).c_str(), stdout);
+  const std::string text = options.json ? to_json(findings)
+                           : options.report
+                               ? to_report(findings, describe_system(), output::last_fatal(base::Env::this_process()))
+                               : to_table(findings);
+  std::fputs(text.c_str(), stdout);
   return has_bad(findings) ? 1 : 0;
 }
 

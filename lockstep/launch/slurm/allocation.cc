@@ -44,7 +44,11 @@ std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const
   if (env_from == "slurm" && !allocated)
     throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
                            "create an allocation with salloc or sbatch");
-  if (env_from == "none" || !allocated) return named;
+  if (env_from == "none") return named;
+  if (!allocated) {
+    const bool starts_others = named.empty() && env.ompi_default_hostfile && !env.ompi_comm_world_size;
+    return starts_others ? cli::read_host_file("OMPI_MCA_orte_default_hostfile", *env.ompi_default_hostfile) : named;
+  }
   if (named.empty() && base::parse_int(env.slurm_het_size.value_or("")).value_or(1) > 1)
     throw base::UsageError(
         "this SLURM job has " + *env.slurm_het_size + " components (SLURM_HET_SIZE); expected a job of one component",

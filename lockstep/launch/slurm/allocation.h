@@ -1,4 +1,4 @@
-// Determines the hosts of a job in a SLURM allocation. Pure.
+// Determines the hosts of a job that names none: those of a SLURM allocation, or of mpirun's host file.
 #pragma once
 
 #include <string>
@@ -14,8 +14,11 @@ namespace lockstep::launcher::slurm {
 /// Sets HostSpec::is_slurm of a host that belongs to the allocation, if it has no user and no port: srun starts an
 /// agent there without an ssh key.
 ///
-/// Returns `named` unchanged if there is no allocation. `env_from` is "auto", "slurm" (requires an allocation) or
-/// "none" (ignores the allocation). Throws UsageError if the variables of SLURM are invalid, and if srun has started
+/// If the list is empty and there is no allocation, returns the hosts of the file that OMPI_MCA_orte_default_hostfile
+/// names, as Kubeflow's mpi runtime sets it in the pod that starts the others, unless mpirun has started this process.
+///
+/// Otherwise returns `named` unchanged. `env_from` is "auto", "slurm" (requires an allocation) or
+/// "none" (ignores both). Throws UsageError if the variables of SLURM are invalid, and if srun has started
 /// `lockstep run` several times.
 std::vector<cli::HostSpec> resolve_hosts(std::vector<cli::HostSpec> named, const std::string& env_from,
                                          const base::Env& env);

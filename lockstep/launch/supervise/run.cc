@@ -29,6 +29,7 @@
 #include "lockstep/launch/hosts/network_check.h"
 #include "lockstep/launch/hosts/pods.h"
 #include "lockstep/launch/hosts/start_agents.h"
+#include "lockstep/launch/output/last_fatal.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/process/environment.h"
@@ -415,6 +416,7 @@ class RestartLoop {
     const std::string last = outcome.verdict && !outcome.verdict->is_silent
                                  ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n"
                                  : "";
+    if (!last.empty()) output::save_last_fatal(job::format_fatal(outcome.verdict->fatal), base::Env::this_process());
     bool is_whole = true;
     std::optional<int> signal;
     if (outcome.output)
@@ -491,6 +493,7 @@ int run(cli::RunOptions options) {
     verdict.exit_code = base::exit_code_before_start(error.cause());
     const std::string line = job::format_fatal(verdict.fatal);
     std::fprintf(stderr, "%s\n", line.c_str());
+    output::save_last_fatal(line, env);
     const int exit_code = exit_code_of(verdict, job.options);
     if (pods) pods->end(exit_code, line);
     return exit_code;

@@ -34,6 +34,13 @@ TEST(FindingsTable, OverlongWordsAreNotBroken) {
   EXPECT_EQ(to_table({}), "0 bad, 0 warnings, 0 unknown, 0 ok\n");
 }
 
+TEST(FindingsTable, ReportIsABlockOfMarkdown) {
+  EXPECT_EQ(to_report({kFindings[0]}, "Debian", "FATAL cause=DESYNC"),
+            "```\nDebian\nalpha  clock  ok    in sync\n0 bad, 0 warnings, 0 unknown, 1 ok\n"
+            "last failed job: FATAL cause=DESYNC\n```\n");
+  EXPECT_THAT(to_report({}, "Debian", std::nullopt), ::testing::HasSubstr("last failed job: none\n"));
+}
+
 TEST(FindingsTable, JsonIsOneObject) {
   const auto all = nlohmann::json::parse(to_json(kFindings));
   EXPECT_EQ(all["bad"], 1);

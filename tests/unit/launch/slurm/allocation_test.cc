@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 
 #include "lockstep/base/error.h"
@@ -34,6 +35,23 @@ std::vector<std::string> to_texts(const std::vector<cli::HostSpec>& hosts) {
     all.push_back(host.name + ":" + std::to_string(host.slots) + (host.is_slurm ? " step" : "") +
                   (host.is_local ? " local" : ""));
   return all;
+}
+
+TEST(Allocation, HostFileOfMpirunIsThatOfTheJob) {
+  const tests::TempDir folder;
+  const std::string file = folder / "hostfile";
+  std::ofstream(file) << "job-worker-0.job-worker slots=2\njob-worker-1.job-worker slots=2\n";
+  const Variables variables = {{"OMPI_MCA_orte_default_hostfile", file}};
+  EXPECT_THAT(to_texts(resolve_hosts({}, "auto", env(variables))),
+              ElementsAre("job-worker-0.job-worker:2", "job-worker-1.job-worker:2"));
+  EXPECT_THAT(resolve_hosts({}, "none", env(variables)), IsEmpty());
+  EXPECT_THAT(to_texts(resolve_hosts({{.name = "a"}}, "auto", env(variables))), ElementsAre("a:0"));
+  Variables in_mpirun = variables;
+  in_mpirun["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_THAT(resolve_hosts({}, "auto", env(in_mpirun)), IsEmpty());
+  EXPECT_THAT(tests::message_of<base::UsageError>(
+                  [] { resolve_hosts({}, "auto", env({{"OMPI_MCA_orte_default_hostfile", "/no/hostfile"}})); }),
+              HasSubstr("OMPI_MCA_orte_default_hostfile is \"/no/hostfile\": No such file"));
 }
 
 TEST(Allocation, NoHostsMeansThisHost) { EXPECT_THAT(resolve_hosts({}, "auto", env({{"PATH", "/bin"}})), IsEmpty()); }
