@@ -405,7 +405,7 @@ def main():
                     jobs.append(pool.submit(test, args))
             for job in jobs:
                 job.result()
-        if args.group != "beside":
+        if args.group != "beside" and (not args.only or "work" in args.only):
             test_work(args)
     if not args.only and args.group == "gloo":
         test_other_programs(args)
