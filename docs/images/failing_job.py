@@ -58,7 +58,8 @@ def panel(title, lines, x):
     parts = [f'<text x="{x + 14}" y="26" fill="#8b949e">{html.escape(title)}</text>']
     for number, (line, color) in enumerate(lines):
         parts.append(
-            f'<text x="{x + 14}" y="{56 + number * LINE}" fill="{color}" xml:space="preserve">{html.escape(line)}</text>'
+            f"""<text x="{x + 14}" y="{56 + number * LINE}" fill="{color}" xml:space="preserve">"""
+            f"{html.escape(line)}</text>"
         )
     return "\n".join(parts)
 
