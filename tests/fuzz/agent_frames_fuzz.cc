@@ -39,6 +39,7 @@ void read(const protocol::Frame& frame) {
     case protocol::FrameKind::kMeasureRequest: protocol::decoded<doctor::MeasureRequest>(bytes); break;
     case protocol::FrameKind::kLinkSpeed: protocol::decoded<doctor::LinkSpeed>(bytes); break;
     case protocol::FrameKind::kSignal:
+    case protocol::FrameKind::kSignalled:
     case protocol::FrameKind::kClockReply:
     case protocol::FrameKind::kStarted:
     case protocol::FrameKind::kCheckpointSaved:
