@@ -1,0 +1,1 @@
+lockstep_python_page_test(how-to/troubleshooting 2 troubleshooting.py)

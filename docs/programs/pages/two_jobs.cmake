@@ -1,0 +1,1 @@
+lockstep_console_test(how-to/two-jobs)
