@@ -3,6 +3,7 @@
 
 lint.py [RULE...]              checks the repository by the named rules, or by all
 lint.py --fix                  updates the code blocks in the docs from the programs that they quote
+lint.py --fix translations     records that the Chinese pages agree with what the English pages say now
 lint.py --self-test [RULE...]  checks that each rule flags the marked lines of its own sample, and no others
 """
 
@@ -37,6 +38,14 @@ def lint(names, root, build):
     return num_errors == 0
 
 
+def fix(name, root):
+    if not hasattr(rule(name), "fixed"):
+        sys.exit(f"lint: the rule {name} only reports; expected docs_code or translations")
+    for path, text in rule(name).fixed(Tree.of_repository(root)).items():
+        with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 def self_test(names):
     good = True
     for name in names:
@@ -65,7 +74,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", nargs="*", metavar="RULE", help=f"one of: {', '.join(RULES)}")
     parser.add_argument("--self-test", action="store_true", help="check the rules instead of the repository")
-    parser.add_argument("--fix", action="store_true", help="bring the code in the docs up to date")
+    parser.add_argument("--fix", action="store_true", help="update what the rules can fix: docs_code, or those named")
     parser.add_argument("--root", default=os.path.dirname(os.path.dirname(HERE)), help="the repository")
     parser.add_argument(
         "--build", help="a build folder: it must compile the files behind the docs' code, and have the mutations' tests"
@@ -79,9 +88,8 @@ def main():
             parser.error(f"unknown rule '{name}'; expected {', '.join(RULES)}")
     names = options.rules or RULES
     if options.fix:
-        for path, text in rule("docs_code").fixed(Tree.of_repository(options.root)).items():
-            with open(os.path.join(options.root, path), "w", encoding="utf-8") as file:
-                file.write(text)
+        for name in options.rules or ["docs_code"]:
+            fix(name, options.root)
         return
     build = Build(options.build, options.all_parts) if options.build else None
     sys.exit(0 if (self_test(names) if options.self_test else lint(names, options.root, build)) else 1)
