@@ -21,6 +21,7 @@ constexpr const char* kNoSharedMemory =
     "num_workers=0";
 
 const std::vector<KnownError> kTable = {
+    {"bdb.BdbQuit", "breakpoint() has read the end of its input: start with lockstep run --stdin 0, or --stdin all"},
     {"Duplicate GPU detected",
      "two ranks use one GPU: call torch.cuda.set_device(int(os.environ[\"LOCAL_RANK\"])) before init_process_group()"},
     {"unhandled cuda error",
