@@ -1,0 +1,1 @@
+lockstep_python_page_test(how-to/batch-size/trainings 2 batch_size.py)
