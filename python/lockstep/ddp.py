@@ -119,12 +119,13 @@ class _Unaveraged:
 
     def __init__(self) -> None:
         self.averaged: set[int] = set()  # parameters of modules that have had a DistributedDataParallel, by id()
+        self.is_active = False  # one of these had a group of several ranks
         self.trains_averaged = False  # an optimizer has made a step with one of them
         self._found: dict[int, tuple[bool, list[str], list[str]]] = {}  # shapes and values, by the optimizer's id()
         self._world: Group | None = None  # kept, once there is something to compare
 
     def record(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        if not self.averaged or steps & (steps - 1):  # after 1, 2, 4, ... steps
+        if not self.is_active or steps & (steps - 1):  # after 1, 2, 4, ... steps
             return
         has_averaged = bool(_owners_of(optimizer))
         trained = [p for p in parameters_of(optimizer) if p.grad is not None]
@@ -264,8 +265,8 @@ class DistributedDataParallel:
         self._dicts = _C.ModuleDicts()
         self._attach()
         _all[next(_numbers)] = self
-        if group.size > 1:
-            _unaveraged.averaged.update(map(id, module.parameters()))
+        _unaveraged.averaged.update(map(id, module.parameters()))
+        _unaveraged.is_active |= group.size > 1
         _failures.add_owner(self)
 
     def _attach(self, broadcast: bool = True) -> None:

@@ -37,6 +37,10 @@ def main(how):
     if how == "anew":
         net = copy.deepcopy(net)
     parts = [encoder, head] if how == "own optimizer" else [net]
+    if how == "group of one":  # each rank has a model of its own
+        torch.manual_seed(world.rank)
+        net = torch.nn.Linear(4, 2)
+        parts, own = [net], lockstep.DistributedDataParallel(net, world.split(world.rank))
     if how == "probe":  # rank 0 alone trains another model
         net, parts = head, [copy.deepcopy(head)] * (world.rank == 0)
     if parts:
@@ -87,7 +91,7 @@ def test_parameters_that_only_an_optimizer_has_are_an_error_at_the_end(tmp_path,
     assert (what in done.stderr) == (size > 1) and ("FATAL" in done.stderr) == (size > 1), done.stderr
 
 
-@pytest.mark.parametrize("how", ("own optimizer", "by hand", "ignored", "probe"))
+@pytest.mark.parametrize("how", ("own optimizer", "by hand", "ignored", "probe", "group of one"))
 def test_what_a_program_does_on_purpose_is_none(tmp_path, how):
     done = run(tmp_path, 2, how, "global")
     assert done.returncode == 0, done.stderr
