@@ -376,8 +376,13 @@ void DeadlockDetector::check_peer(const WaitInfo& wait_info, int peer, PollState
   poll_state.poll_soon |= first;
   if (first || before->second == other->beat) return;
   const bool lower = rank_ < peer;
-  const std::string here = "rank " + std::to_string(rank_) + " called " + wait_info.text;
-  const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
+  // Two models may have parameters of the same names.
+  const bool alike = wait_info.text == other->text && wait_info.channel != other->channel;
+  const auto call = [&](int rank, const std::string& text, const std::string& channel) {
+    return "rank " + std::to_string(rank) + " called " + text + (alike ? " of " + channel : "");
+  };
+  const std::string here = call(rank_, wait_info.text, wait_info.channel);
+  const std::string there = call(peer, other->text, other->channel);
   std::string hint = wait_info.hint.empty() ? other->hint : std::string(wait_info.hint);
   if (hint.empty()) hint = job::kDesyncHint;
   throw DesyncError(Cause::kDesync, wait_info.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,

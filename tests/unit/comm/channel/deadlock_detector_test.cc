@@ -85,6 +85,15 @@ TEST_F(DeadlockDetectorTest, MutualWaitIsADesyncOnBothRanks) {
             "rank 0 called all_reduce(world), rank 1 called all_reduce(world.0)");
 }
 
+TEST_F(DeadlockDetectorTest, CallsThatReadAlikeAreToldApartByTheirChannels) {
+  a.call("world.ddp0", 1);
+  b.call("world.ddp1", 1);
+  a.wait_info.text = b.wait_info.text = "backward() (gradients of weight.., reduction 1)";
+  EXPECT_EQ(poll_in_turn(3),
+            "rank 0 called backward() (gradients of weight.., reduction 1) of world.ddp0, rank 1 called backward() "
+            "(gradients of weight.., reduction 1) of world.ddp1");
+}
+
 TEST_F(DeadlockDetectorTest, PeerAheadOnTheSameChannelIsNoDeadlock) {
   a.call("world", 1);
   b.call("world", 2);  // it has started operation 1, so its part is done
