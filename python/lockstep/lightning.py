@@ -144,6 +144,45 @@ def _strategy(lightning: str) -> Any:
     return LockstepStrategy
 
 
+def _callback(lightning: str) -> Any:
+    base = importlib.import_module(f"{lightning}.callbacks").Callback
+
+    class SaveOnStopRequest(base):  # type: ignore[valid-type, misc]
+        """Saves a checkpoint and ends all ranks with exit code 75, after the same step, when one has received SIGUSR1 or
+        SIGTERM, as before a time limit of SLURM. `lockstep submit` then requeues the job. Requires the strategy
+        "lockstep", and replaces Lightning's own handlers of these signals.
+
+        >>> saver = lockstep.lightning.SaveOnStopRequest("stopped.ckpt")
+        >>> trainer = lightning.pytorch.Trainer(strategy="lockstep", callbacks=[saver])
+        >>> trainer.fit(model, ckpt_path=saver.ckpt_path)
+
+        Args:
+            path: of the checkpoint, on a file system that all hosts see. It is not removed when the training ends.
+        """
+
+        def __init__(self, path: str | os.PathLike[str]) -> None:
+            self.path = os.fspath(path)
+            self._world: Any = None
+
+        @property
+        def ckpt_path(self) -> str | None:
+            """The path, or None if no checkpoint is there."""
+            return self.path if os.path.exists(self.path) else None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if getattr(trainer.strategy, "strategy_name", "") != "lockstep":
+                raise UsageError('SaveOnStopRequest: requires Trainer(strategy="lockstep")')
+            self._world = trainer.strategy.ddp.group
+            self._world.stop_requested()  # from here on, the signals only set a flag
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if self._world.stop_requested():
+                trainer.save_checkpoint(self.path)
+                raise SystemExit(lockstep.PREEMPTED)
+
+    return SaveOnStopRequest
+
+
 def _register() -> None:
     """Registers the strategies with every package of Lightning that is installed."""
     for lightning, fabric in _PACKAGES:
@@ -161,6 +200,8 @@ def _register() -> None:
             strategy = make(package)
             globals().setdefault(name, strategy)
             registry.register("lockstep", strategy, description="DDP over Lockstep", override=True)
+            if package == lightning:
+                globals().setdefault("SaveOnStopRequest", _callback(package))
     if "LockstepEnvironment" not in globals():
         raise UsageError(
             "lockstep.lightning: none of lightning, pytorch_lightning and lightning_fabric is installed",

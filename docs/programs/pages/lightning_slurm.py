@@ -2,38 +2,17 @@
 
 import functools
 import logging
-import os
 import pathlib
 import time
 
-# docs: begin callback
 import lockstep.lightning
 import pytorch_lightning as pl
 import torch
 
-# docs: end callback
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 pl.Trainer = functools.partial(pl.Trainer, logger=False, enable_progress_bar=False, enable_model_summary=False)
 numbers = torch.arange(160)
 dataset = torch.utils.data.TensorDataset(torch.randn(160, 4, generator=torch.Generator().manual_seed(1)), numbers)
-
-
-# docs: begin callback
-class StopWhenAsked(pl.Callback):
-    """Saves and exits with code 75 on all ranks after the same step, when one has received SIGUSR1 or SIGTERM."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_start(self, trainer, module):
-        self.world = trainer.strategy.ddp.group
-        self.world.stop_requested()  # from here on, the signals only set a flag
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if self.world.stop_requested():
-            trainer.save_checkpoint(self.path)
-            raise SystemExit(lockstep.PREEMPTED)
-            # docs: end callback
 
 
 class Base(pl.LightningModule):
@@ -60,17 +39,17 @@ class Model(Base):
         return lockstep.optim.AdamW(self.trainer.strategy.ddp, lr=1e-2)
 
 
-path = "stopped.ckpt"
+saver = lockstep.lightning.SaveOnStopRequest("stopped.ckpt")
 trainer = pl.Trainer(
     accelerator="cpu",
     devices=2,
     strategy="lockstep",
     max_epochs=2,
-    callbacks=[StopWhenAsked(path)],
+    callbacks=[saver],
 )
-trainer.fit(Model(), ckpt_path=path if os.path.exists(path) else None)
+trainer.fit(Model(), ckpt_path=saver.ckpt_path)
 # docs: end trainer
 
 drawn = [int(word) for rank in range(2) for word in pathlib.Path(f"drawn.{rank}").read_text().split()]
 assert sorted(drawn) == sorted([*range(160), *range(160)]), "each sample once per epoch, also in the interrupted one"
-assert os.path.exists(path), "the training was not interrupted"
+assert saver.ckpt_path, "the training was not interrupted"
