@@ -14,7 +14,7 @@ CTEST := ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3
 NINJA := cmake --build $(BUILD) -j $(JOBS)
 
 .PHONY: help demo build build-tests build-all check unit unit-python unit-module test test-tools test-all shards \
-        wheel wheels test-wheels bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
+        wheel wheels test-wheels site bench gpu-proof bench-hosts chaos chaos-hosts lint format clean setup configure
 
 help:
 	@echo "make demo            train a small character-level GPT on two ranks and let it write"
@@ -28,6 +28,7 @@ help:
 	@echo "make format          bring all files into the layout that lint asks for"
 	@echo "make wheel           build the Python package for pip, and the C++ SDK, in build/wheel"
 	@echo "make wheels          the same for every CPython and every torch that it supports (40 minutes), in build/wheels"
+	@echo "make site            make the documentation site, with search, in build/site; it needs no network"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
 	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
 	@echo "make bench-hosts     measure between hosts, and their start, on network namespaces (root)"
@@ -100,6 +101,14 @@ wheels: configure
 test-wheels: setup
 	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheels/lockstep_ddp-*.whl $(PAIRS)
 
+# Warnings, such as a broken link, are errors.
+site:
+	@scripts/setup.sh --site
+	@mkdir -p build/site-source
+	@.deps/site/bin/sphinx-build -q -W --keep-going -j auto -c docs/site -d build/site-doctrees \
+	  build/site-source build/site
+	@echo "make site: open build/site/index.html"
+
 # At its end it names in one line the tests that need what this machine lacks, such as root or a GPU.
 test: test-tools build-tests wheel
 	@rm -rf $(BUILD)/test-results; rc=0; $(CTEST) -O $(BUILD)/ctest.log -LE '^shard:' $(CTEST_ARGS) || rc=$$?; \
@@ -111,13 +120,13 @@ test-tools:
 	  echo "make test: the tools of some tests cannot be installed here; these tests are skipped" >&2; }
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts;
-# SLURM; scripts of Lightning, transformers and Horovod; parts of the Python package and of the watch; short
-# benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
+# SLURM; scripts of Lightning, transformers and Horovod; parts of the Python package and of the watch; the
+# documentation site; short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
 # installations; the oldest torch, and wheels for those between it and the newest; three builds without unity builds,
 # which check that each source includes what it uses; and the tests of the modules with sanitizers.
-SHARDS := ranks transports hosts slurm frameworks bench python watch pytorch pages fuzz schedules install portable \
-  includes_modules includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 asan_core \
-  asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
+SHARDS := ranks transports hosts slurm frameworks site bench python watch pytorch pages fuzz schedules install \
+  portable includes_modules includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 \
+  asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -168,6 +177,9 @@ shard-oldest_torch: setup
 shard-wheel_%: configure
 	@CPYTHONS=13 CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) scripts/wheels.sh build/wheel_$* $*
 	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheel_$*/lockstep_ddp-*.whl 3.13:2.$*
+
+shard-site: test-tools configure
+	@$(CTEST) -L '^shard:site$$' $(CTEST_ARGS)
 
 shard-bench: build-all
 

