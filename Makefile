@@ -121,9 +121,10 @@ test-tools:
 
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts;
 # SLURM; scripts of Lightning, transformers and Horovod; parts of the Python package and of the watch; the
-# documentation site; short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the shared-memory core;
-# installations; the oldest torch, and wheels for those between it and the newest; three builds without unity builds,
-# which check that each source includes what it uses; and the tests of the modules with sanitizers.
+# documentation site; short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the
+# shared-memory core; installations; the oldest torch, and wheels for those between it and the newest; three builds
+# without unity builds, which check that each source includes what it uses; and the tests of the modules with
+# sanitizers.
 SHARDS := ranks transports hosts slurm frameworks site bench python watch pytorch pages fuzz schedules install \
   portable includes_modules includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 \
   asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training

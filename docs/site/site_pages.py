@@ -12,7 +12,7 @@ from sphinx.search.en import SearchEnglish
 HERE = pathlib.Path(__file__).parent
 PROJECT = "docs/status docs/benchmarks docs/benchmarks-gpu CHANGELOG CONTRIBUTING tests/README SECURITY".split()
 # A paragraph that begins so has in backticks further words for which the search finds the page.
-ALSO_CALLED = ("Also called:", "也叫", "又称", "别名")
+ALSO_CALLED = ("Also called:", "又名：")
 CHINESE = re.compile("([\u3400-\u9fff]+)")
 IS_CHINESE = re.compile(r"README\.zh-CN$|docs/zh/")  # a page
 # Code, and line breaks between Chinese characters, which browsers would show as spaces.
