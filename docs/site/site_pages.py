@@ -11,7 +11,7 @@ from sphinx.search.en import SearchEnglish
 
 HERE = pathlib.Path(__file__).parent
 PROJECT = "docs/status docs/benchmarks docs/benchmarks-gpu CHANGELOG CONTRIBUTING tests/README SECURITY".split()
-# A paragraph that begins so has in backticks further words for which the search finds the page.
+# A paragraph that begins so has further words for which the search finds the page: in backticks, or between "、".
 ALSO_CALLED = ("Also called:", "又名：")
 CHINESE = re.compile("([\u3400-\u9fff]+)")
 IS_CHINESE = re.compile(r"README\.zh-CN$|docs/zh/")  # a page
@@ -47,10 +47,11 @@ def stage(app, config):
 
 def tables_of(source, index):
     """Yields the heading and the pages of each table in a page that lists pages, such as docs/README.md."""
-    path = source / index
+    path, seen = source / index, set()
     for table in re.findall(r"(?:^\|.*\n)+", path.read_text() if path.exists() else "", re.M):
         heading = re.split("[|,，、]", table)[1].strip()
-        links = re.findall(r"\]\(([^)#]+)\.md", table)
+        links = [link for link in re.findall(r"\]\(([^)#]+)\.md", table) if link not in seen]
+        seen.update(links)
         yield heading[0].upper() + heading[1:], [(path.parent / link).relative_to(source).as_posix() for link in links]
 
 
@@ -73,8 +74,10 @@ def add_navigation(app, docname, content):
 def add_search_words(app, doctree):
     for paragraph in list(doctree.findall(nodes.paragraph)):
         if paragraph.astext().startswith(ALSO_CALLED):
-            words = [("single", word.astext(), "", "main", None) for word in paragraph.findall(nodes.literal)]
-            paragraph.parent.insert(paragraph.parent.index(paragraph), addnodes.index(entries=words))
+            words = [word.astext() for word in paragraph.findall(nodes.literal)]
+            words += paragraph.astext().rstrip("。").partition("：")[2].split("、")
+            entries = [("single", word.strip(), "", "main", None) for word in words if word.strip()]
+            paragraph.parent.insert(paragraph.parent.index(paragraph), addnodes.index(entries=entries))
 
 
 def set_language(app, pagename, template, context, doctree):

@@ -2,11 +2,14 @@
 var splitQuery = (query) => query.split(/([\u3400-\u9fff]+)|[^\p{Letter}\p{Number}_]+/u).filter((part) => part)
   .flatMap((part) => /[\u3400-\u9fff]/.test(part) && part.length > 1
     ? Array.from({length: part.length - 1}, (_, i) => part.slice(i, i + 2)) : [part]);
-// Among pages that only contain the words, those for users come first, and those in the language of the query.
+// Among pages that only contain the words, those for users come first, and for a name like LOCKSTEP_LOG the reference.
+// Chinese pages are behind English ones, unless the query is Chinese; overviews are behind other pages.
 Scorer.score = ([page, , , , score, , kind]) => {
-  if (kind !== "text") return score;
-  const chinese = /[\u3400-\u9fff]/.test(new URLSearchParams(location.search).get("q"));
-  return score - 2 * /^(api|tests|docs\/internals)\//.test(page) - (/^docs\/zh\/|zh-CN/.test(page) !== chinese);
+  const query = new URLSearchParams(location.search).get("q");
+  const other = /^docs\/zh\/|zh-CN/.test(page) && !/[\u3400-\u9fff]/.test(query);
+  const reference = /^docs\/reference\//.test(page) && /^[A-Z_]{4,}$/.test(query);
+  const lower = kind === "text" && /^(api|tests|docs\/internals)\//.test(page);
+  return score - 200 * other - 150 * /README/.test(page) - 2 * lower + reference;
 };
 // Without a server, pages cannot be fetched to quote them in the results.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
