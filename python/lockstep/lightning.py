@@ -148,8 +148,8 @@ def _callback(lightning: str) -> Any:
     base = importlib.import_module(f"{lightning}.callbacks").Callback
 
     class SaveOnStopRequest(base):  # type: ignore[valid-type, misc]
-        """Saves a checkpoint and ends all ranks with exit code 75, after the same step, when one has received SIGUSR1 or
-        SIGTERM, as before a time limit of SLURM. `lockstep submit` then requeues the job. Requires the strategy
+        """Saves a checkpoint and ends all ranks with exit code 75, after the same step, when one has received SIGUSR1
+        or SIGTERM, as before a time limit of SLURM. `lockstep submit` then requeues the job. Requires the strategy
         "lockstep", and replaces Lightning's own handlers of these signals.
 
         >>> saver = lockstep.lightning.SaveOnStopRequest("stopped.ckpt")

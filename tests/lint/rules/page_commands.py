@@ -17,6 +17,7 @@ IN_SOURCE = re.compile(r"[\" \[(](--[a-z][\w-]*[a-z0-9])")
 ENV, REFERENCE = "lockstep/base/env.h", "docs/reference/environment.md"
 ALONE = re.compile(r"`(--[a-z][\w-]*[a-z0-9])[^`\n]*`")
 OTHER_PROGRAMS = {
+    "docs/how-to/accelerate-transformers.md": "accelerate launch",
     "docs/how-to/containers.md": "docker",
     "docs/how-to/horovod.md": "horovodrun and mpirun",
     "docs/how-to/install.md": "pip",
