@@ -48,12 +48,15 @@ std::string row_of_help(const CLI::Option& option) {
          wrap(option.get_description(), kDescriptionColumn) + "\n";
 }
 
-/// Replaces -np by -n among the options at the front of `words`, and returns the index of the first word after them.
+/// Replaces -np by -n, and names with one dash as Open MPI takes them, such as -hostfile, by those with two, among the
+/// options at the front of `words`. Returns the index of the first word after them.
 std::size_t end_of_options(const CLI::App& app, std::vector<std::string>& words) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     std::string& word = words[i];
     if (word == "--" || word.size() < 2 || word[0] != '-') return i;
     if (word.rfind("-np", 0) == 0) word.erase(2, 1);
+    const std::string name = word.substr(0, word.find('='));
+    if (name.size() > 2 && name[1] != '-' && app.get_option_no_throw("-" + name)) word.insert(0, 1, '-');
     const CLI::Option* option = app.get_option_no_throw(word);
     if (option && option->get_expected_max() > 0 && option->get_items_expected_max() > 0) ++i;
   }

@@ -88,6 +88,8 @@ TEST(CommandLineOptions, EverySpellingOfTheNumberOfRanks) {
 }
 
 TEST(CommandLineOptions, ProgramArgumentsAreNotParsed) {
+  EXPECT_EQ(run_of({"-hosts", "a:2,b", "-n", "3", "p"}).hosts.size(), 2u) << "one dash, as Open MPI takes";
+  EXPECT_THAT(error_of({"run", "-hostfile", "/no/file", "p"}), HasSubstr("--hostfile is \"/no/file\""));
   EXPECT_THAT(run_of({"-n", "2", "p", "-n", "7", "-np", "--help", "--", "x"}).command,
               ElementsAre("p", "-n", "7", "-np", "--help", "--", "x"));
   EXPECT_THAT(run_of({"--", "--odd", "-n"}).command, ElementsAre("--odd", "-n"));
