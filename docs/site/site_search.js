@@ -3,13 +3,26 @@ var splitQuery = (query) => query.split(/([\u3400-\u9fff]+)|[^\p{Letter}\p{Numbe
   .flatMap((part) => /[\u3400-\u9fff]/.test(part) && part.length > 1
     ? Array.from({length: part.length - 1}, (_, i) => part.slice(i, i + 2)) : [part]);
 // Among pages that only contain the words, those for users come first, and for a name like LOCKSTEP_LOG the reference.
-// Chinese pages are behind English ones, unless the query is Chinese; overviews are behind other pages.
+// Pages in another language than the query are behind those in its own, and overviews behind other pages.
 Scorer.score = ([page, , , , score, , kind]) => {
   const query = new URLSearchParams(location.search).get("q");
-  const other = /^docs\/zh\/|zh-CN/.test(page) && !/[\u3400-\u9fff]/.test(query);
+  const other = /^docs\/zh\/|zh-CN/.test(page) !== /[\u3400-\u9fff]/.test(query);
   const reference = /^docs\/reference\//.test(page) && /^[A-Z_]{4,}$/.test(query);
-  const lower = kind === "text" && /^(api|tests|docs\/internals)\//.test(page);
+  const lower = kind === "text" && /^(api\/|tests\/|docs\/internals\/|docs\/status|docs\/benchmarks|C)/.test(page);
   return score - 200 * other - 150 * /README/.test(page) - 2 * lower + reference;
+};
+// A page seldom has all words of a question. Then those with most of them are found; rare words count more.
+const findAll = Search.performTermsSearch;
+Search.performTermsSearch = (terms, excluded) => {
+  const found = findAll(terms, excluded), pages = new Map(found.map((hit) => [hit[0], hit]));
+  for (const term of found.length > 4 || terms.size < 2 ? [] : terms) {
+    const hits = findAll(new Set([term]), excluded);
+    for (const hit of hits) {
+      const weight = Math.log(1 + Search._index.docnames.length / hits.length);
+      pages.set(hit[0], Object.assign([...hit], {4: (pages.get(hit[0])?.[4] ?? 0) + hit[4] * weight}));
+    }
+  }
+  return [...pages.values()];
 };
 // Without a server, pages cannot be fetched to quote them in the results.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
