@@ -9,7 +9,7 @@ Scorer.score = ([page, , , , score, , kind]) => {
   const other = /^docs\/zh\/|zh-CN/.test(page) !== /[\u3400-\u9fff]/.test(query);
   const reference = /^docs\/reference\//.test(page) && /^[A-Z_]{4,}$/.test(query);
   const lower = kind === "text" && /^(api\/|tests\/|docs\/internals\/|docs\/status|docs\/benchmarks|C)/.test(page);
-  return score - 200 * other - 150 * /README/.test(page) - 2 * lower + reference;
+  return (lower ? score / 2 : score) - 2000 * other - 150 * /README/.test(page) + reference;
 };
 // A page seldom has all words of a question. Then those with most of them are found; rare words count more.
 const findAll = Search.performTermsSearch;
