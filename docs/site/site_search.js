@@ -12,10 +12,12 @@ Scorer.score = ([page, , , , score, , kind]) => {
   return (lower ? score / 2 : score) - 2000 * other - 150 * /README/.test(page) + reference;
 };
 // A page seldom has all words of a question. Then those with most of them are found; rare words count more.
+// (Sphinx leaves out words of one or two characters, such as the pairs of Chinese ones, when it looks for all of them.)
 const findAll = Search.performTermsSearch;
 Search.performTermsSearch = (terms, excluded) => {
-  const found = findAll(terms, excluded), pages = new Map(found.map((hit) => [hit[0], hit]));
-  for (const term of found.length > 4 || terms.size < 2 ? [] : terms) {
+  const found = [...terms].some((term) => /[\u3400-\u9fff]/.test(term)) ? [] : findAll(terms, excluded);
+  const pages = new Map(found.map((hit) => [hit[0], hit]));
+  for (const term of found.length > 4 || (found.length && terms.size < 2) ? [] : terms) {
     const hits = findAll(new Set([term]), excluded);
     for (const hit of hits) {
       const weight = Math.log(1 + Search._index.docnames.length / hits.length);

@@ -23,7 +23,7 @@ SEARCHES = (
     ("desync", "docs/guide/04-errors"),
     ("slurm", "docs/how-to/slurm"),
     ("horovod", "docs/how-to/horovod"),
-    ("DistributedDataParallel", "api/python/lockstep"),
+    ("DistributedDataParallel", "docs/guide/08-python"),
     ("checkpoint", "docs/guide/06-checkpoints"),
     ("bfloat16", "docs/how-to/mixed-precision"),
     ("cuda graphs", "docs/how-to/cuda-graphs"),
