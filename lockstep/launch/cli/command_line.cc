@@ -59,7 +59,8 @@ void add_host_options(OptionTable& table, HostOptions& options, const std::strin
       "-H,--hosts", options.hosts,
       Hosts{"HOST[:SLOTS],...", [](const std::string&, const std::string& list) { return parse_host_list(list); }},
       "hosts, each with its number of ranks: names or addresses, with USER@ in front if needed, IPv6 in brackets; each "
-      "is reached by one ssh connection (default: the hosts of the SLURM allocation, else this host)");
+      "is reached by one ssh connection (default: the hosts of the SLURM allocation or of Kubeflow's mpi runtime, else "
+      "this host)");
   table.option(
       "--hostfile", options.hosts,
       Hosts{"FILE", [](const std::string& what, const std::string& file) { return read_host_file(what, file); }},

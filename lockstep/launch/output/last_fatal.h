@@ -10,6 +10,7 @@
 namespace lockstep::launcher::output {
 
 /// Replaces the line. Does nothing if that is impossible, as without a home directory. Follows no symbolic link.
+/// Blocks as long as the file system does.
 void save_last_fatal(const std::string& line, const base::Env& env) noexcept;
 
 /// Returns the line, at most 64 KiB of it; nullopt if there is none.

@@ -416,7 +416,6 @@ class RestartLoop {
     const std::string last = outcome.verdict && !outcome.verdict->is_silent
                                  ? outcome.failure_report + job::format_fatal(outcome.verdict->fatal) + "\n"
                                  : "";
-    if (!last.empty()) output::save_last_fatal(job::format_fatal(outcome.verdict->fatal), base::Env::this_process());
     bool is_whole = true;
     std::optional<int> signal;
     if (outcome.output)
@@ -428,6 +427,8 @@ class RestartLoop {
                           : is_whole      ? 0
                                           : base::exit_code(base::Cause::kResource);
     if (job_.pods) job_.pods->end(exit_code, outcome.verdict ? job::format_fatal(outcome.verdict->fatal) : "");
+    // At the very end: the home directory may be on a file server that does not answer.
+    if (!last.empty()) output::save_last_fatal(job::format_fatal(outcome.verdict->fatal), base::Env::this_process());
     return exit_code;
   }
 
@@ -493,9 +494,9 @@ int run(cli::RunOptions options) {
     verdict.exit_code = base::exit_code_before_start(error.cause());
     const std::string line = job::format_fatal(verdict.fatal);
     std::fprintf(stderr, "%s\n", line.c_str());
-    output::save_last_fatal(line, env);
     const int exit_code = exit_code_of(verdict, job.options);
     if (pods) pods->end(exit_code, line);
+    output::save_last_fatal(line, env);
     return exit_code;
   }
 }
