@@ -173,7 +173,7 @@ def test_rank_that_waits_for_the_device(tmp_path, device):
         "        if rank == 1: time.sleep(60)\n"
         "        while not work.is_completed(): pass",
         device,
-        timeout=60,
+        timeout=240,
         options=("--hang-timeout", "4"),
     )
     assert fatal.startswith("FATAL cause=RANK_STUCK rank=1 "), said + fatal

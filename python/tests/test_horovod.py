@@ -385,16 +385,16 @@ def test_elastic_states_of_other_runs(tmp_path):
     assert "begins at 0" in waiting.stdout.readline()
     while not list(tmp_path.glob("runs/elastic-*/*-step-1")):
         assert waiting.poll() is None
-    output, _ = start("finish").communicate(timeout=60)
+    output, _ = start("finish").communicate(timeout=240)
     assert "begins at 0" in output
     assert len(list(tmp_path.glob("runs/elastic-*/*-step-1"))) == 1, output
-    waiting.communicate("\n", timeout=60)
+    waiting.communicate("\n", timeout=240)
     assert waiting.returncode == 0 and not list(tmp_path.glob("runs/elastic-*"))
 
     launcher = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "2", sys.executable, str(script)]
     slurm = {**os.environ, "SLURM_JOB_ID": "77"}
     outputs = [
-        subprocess.run([*launcher, rate], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=slurm)
+        subprocess.run([*launcher, rate], capture_output=True, text=True, timeout=240, cwd=tmp_path, env=slurm)
         for rate in ("lr=1", "lr=2", "lr=1")
     ]
     assert [one.stdout.count("begins at 0") for one in outputs] == [2, 2, 0], outputs

@@ -17,7 +17,7 @@ INIT = """hostname h$1; mount -t sysfs sysfs /sys; mount -t tmpfs -o size=256m t
 /usr/sbin/sshd -f "$2/ssh/sshd$1" -E "$2/log/sshd.h$1"
 touch "$2/up.h$1"; while :; do sleep 1000 & wait $!; done"""
 TOOLS = ("ip", "ssh", "ssh-keygen")
-RUN_LIMIT_S = 60
+RUN_LIMIT_S = 240
 
 
 class SshCluster(host_cluster.HostCluster):

@@ -36,7 +36,7 @@ from tagged_processes import find_tagged, kill_tagged  # noqa: E402
 MARK = "LOCKSTEP_TEST_CHAOS"
 STEPS = 400
 WARM_UP_STEPS = 25  # before a fault
-LIMIT_S = 90
+LIMIT_S = 240
 # `causes`: of ranks on the host of the victim, and of the others; None if the job continues. `within_s`: time until all
 # ranks have ended. `reported_under_mpirun`: the least number of ranks that receive an error under mpirun, which may end
 # ranks after the fault or after the first rank that exits, before they receive it.

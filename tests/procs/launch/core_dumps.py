@@ -20,7 +20,7 @@ import time
 import uuid
 
 TAG = "LOCKSTEP_TEST_TAG"
-TIMEOUT = 60
+TIMEOUT = 240
 MARGIN = 1.1
 
 

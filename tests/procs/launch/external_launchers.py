@@ -21,7 +21,7 @@ import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 from checks import check  # noqa: E402
 
-LIMIT_S = 60
+LIMIT_S = 240
 PYTHON = pathlib.Path(__file__).resolve().parents[3] / ".deps/python/bin"  # has torch
 NUM_ELEMENTS = 1024  # of the sum that the program prints
 

@@ -82,7 +82,7 @@ def look(args, kind, folder):
         time.sleep(0.02)
     found = [(pid != job.pid, address) for pid, address, _ in listeners(find_tagged(MARK, mark))]
     (folder / "end").touch()
-    text, _ = job.communicate(timeout=60)
+    text, _ = job.communicate(timeout=240)
     return found, job.returncode, text
 
 
@@ -103,7 +103,7 @@ def attack(args, folder):
         time.sleep(0.01)
     if not (folder / "joined").exists():
         job.kill()
-        return [f"the job has not started: {job.communicate(timeout=60)[0][-2000:]}"]
+        return [f"the job has not started: {job.communicate(timeout=240)[0][-2000:]}"]
     store = int((folder / "joined").read_text())
     while not find_ports() and job.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
@@ -112,7 +112,7 @@ def attack(args, folder):
     (folder / "late").touch()
     strangers.run(find_ports, 100, time.monotonic() + 0.2)
     (folder / "end").touch()
-    text, _ = job.communicate(timeout=60)
+    text, _ = job.communicate(timeout=240)
     strangers.end()
     wrong = list(strangers.answered)
     if not attacked:

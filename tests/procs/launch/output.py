@@ -196,7 +196,7 @@ def stdin_of_ranks(args, folder):
     where = job(args, 1)[: job(args, 1).index("--")]
     for ranks, readers in (("none", []), ("0", [0]), ("all", [0, 1, 2, 3])):
         done = subprocess.run(
-            [*where, "--stdin", ranks, "--", "md5sum"], input=data, capture_output=True, text=True, timeout=60
+            [*where, "--stdin", ranks, "--", "md5sum"], input=data, capture_output=True, text=True, timeout=240
         )
         digest = subprocess.run(["md5sum"], input=data, capture_output=True, text=True).stdout.split()[0]
         found = sorted(
@@ -204,7 +204,7 @@ def stdin_of_ranks(args, folder):
         )
         check(done.returncode == 0 and found == readers, f"--stdin {ranks}: ranks {found} read all of it")
     done = subprocess.run(
-        [*where, "--stdin", "all", "--", "true"], input=data, capture_output=True, text=True, timeout=60
+        [*where, "--stdin", "all", "--", "true"], input=data, capture_output=True, text=True, timeout=240
     )
     check(done.returncode == 0, "ranks need not read it")
 

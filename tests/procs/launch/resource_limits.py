@@ -66,7 +66,7 @@ def full_dev_shm(args, folder):
     pathlib.Path("/dev/shm/full").write_bytes(bytes(4096))
     try:
         job = start(args, folder, "--transport", "shm")
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=240)
         check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
         hashes(folder)
     finally:
@@ -80,7 +80,7 @@ def two_jobs_at_once(args, folder):
         one.mkdir()
         jobs.append(start(args, one))
     for job in jobs:
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=240)
         check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
     check(hashes(folders[0]) == hashes(folders[1]), "both jobs have the same hashes")
 
@@ -123,7 +123,7 @@ def stop_waits_for_slow_stack_dump(args, folder):
     try:
         begin = time.monotonic()
         job = start(args, folder, "--hang-timeout", "3", "--name", "it", words=("deadlock", "1", "30"))
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=240)
         check(job.returncode == 124, f"exit code {job.returncode} {err[-300:]}")
         check("a slow stack" in (pathlib.Path(folder) / "runs/it/stack.1.txt").read_text(), "the stack was written")
         check(time.monotonic() - begin < 20, "the job ended in time")
@@ -137,7 +137,7 @@ def address_space_limit(args, folder):
     job = start(
         args, folder, "--transport", "shm", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit,) * 2)
     )
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=240)
     check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
     check(err.count("limited to 12288 MiB (ulimit -v)") == 3, err[-600:])
     hashes(folder)
@@ -153,7 +153,7 @@ def run_memory_probe(args, folder, ranks, words, options=(), program=(), preexec
         preexec_fn=preexec_fn,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return job, job.stderr.rstrip().rsplit("\n", 1)[-1]

@@ -25,7 +25,7 @@ from tagged_processes import environment, find_tagged, kill_tagged  # noqa: E402
 MARK = "LOCKSTEP_TEST_RESTARTS"
 RANKS = 3
 STEPS_PER_CHECKPOINT = 5
-LIMIT_S = 60
+LIMIT_S = 240
 
 
 class Job:

@@ -20,7 +20,7 @@ import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 from checks import check, parse_arguments, wait_until  # noqa: E402
 
-LIMIT_S = 90
+LIMIT_S = 240
 
 
 def run(cluster, *words, **variables):

@@ -17,7 +17,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from checks import check, parse_arguments, wait_until  # noqa: E402
 
-LIMIT_S = 60  # for each process
+LIMIT_S = 240  # for each process
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "unit/launch/slurm/sbatch"
 
 # Writes its arguments to the file `words`, and executes the program.

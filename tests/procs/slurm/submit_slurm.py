@@ -16,7 +16,7 @@ import host_cluster  # noqa: E402
 import slurm_cluster  # noqa: E402
 from checks import check, parse_arguments, wait_until  # noqa: E402
 
-LIMIT_S = 90  # for one job
+LIMIT_S = 240  # for one job
 # Exits with code 75 on SIGUSR1, and with 7 after it was requeued.
 LEAVE_ON_USR1 = (
     '[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 7; trap "exit 75" USR1; echo ready; while :; do sleep 0.05; done'

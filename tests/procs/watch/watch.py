@@ -215,7 +215,7 @@ def test_other_programs(args):
         pathlib.Path(folder, "sitecustomize.py").write_text("print('own sitecustomize')\n")
         command = [args.lockstep, "run", "-n", "2", "--", args.python, "-c", "import sys; print('done', len(sys.argv))"]
         env = {**os.environ, "PYTHONPATH": folder}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
         check(
             done.returncode == 0
             and done.stdout.count("own sitecustomize") == 2
@@ -368,7 +368,7 @@ def test_broken_hook(args):
                 cwd=folder,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=240,
                 check=False,
             )
             warnings = done.stderr.count("lockstep: warning: this rank is not watched any more: OSError")

@@ -48,7 +48,7 @@ class Job:
 
 
 def list_programs(path):
-    lines = subprocess.run([path, "--list"], check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    lines = subprocess.run([path, "--list"], check=True, stdout=subprocess.PIPE, text=True, timeout=240).stdout
     programs = {}
     for line in lines.splitlines():
         name, tolerance, reference, comparison, warning = line.split("\t")
@@ -85,7 +85,7 @@ def run_job(args, ranks, transport, names):
             output, _ = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.terminate()
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=240)
             output += f"FATAL: no end within {LIMIT_S} s"
         results = {name: read_results(os.path.join(folder, name)) for name in names}
         return Job(process.returncode, output.splitlines(), results)

@@ -130,7 +130,7 @@ def browser(samples, _, folder):
                 "--dump-dom",
                 page.as_uri(),
             ]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240)
             found = re.search("<pre>(.*)</pre>", done.stdout)
             if not found:
                 sys.exit(f"the browser exited with {done.returncode}: {done.stderr[-2000:]}")
