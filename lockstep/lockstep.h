@@ -22,6 +22,7 @@
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/nn/data_parallel.h"
+#include "lockstep/nn/recompute.h"
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"

@@ -99,7 +99,7 @@ class DataParallel {
   template <typename M, typename Function>
     requires KeepsModule<M>
   DataParallel(M&& module, Function call, DataParallelOptions options)
-      : DataParallel(to_shared_ptr(module), erase_type<ModuleOf<M>>(std::move(call)), std::move(options), ErasedTag()) {
+      : DataParallel(shared_module(module), erase_type<ModuleOf<M>>(std::move(call)), std::move(options), ErasedTag()) {
   }
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
@@ -115,16 +115,6 @@ class DataParallel {
  private:
   struct ErasedTag {};
   DataParallel(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options, ErasedTag);
-  template <typename M>
-  static std::shared_ptr<torch::nn::Module> to_shared_ptr(M& module) {
-    auto& found = module_of(module);
-    if constexpr (ModuleHandle<M> && requires { module.ptr(); })
-      return module.ptr();
-    else if constexpr (std::is_convertible_v<M&, std::shared_ptr<torch::nn::Module>>)
-      return module;
-    else
-      return {std::shared_ptr<void>(), &found};  // owns nothing
-  }
   template <typename Module, typename Function>
   static ForwardFunction erase_type(Function call) {
     return [call = std::move(call)](torch::nn::Module& replica, const at::Tensor& input) -> at::Tensor {

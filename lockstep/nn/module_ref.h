@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -57,6 +58,19 @@ class ModuleRef {
  private:
   torch::nn::Module& module_;
 };
+
+/// Returns a pointer to the module that `module` is or refers to. It shares the ownership of a handle; for a module
+/// passed by reference it owns nothing.
+template <typename M>
+std::shared_ptr<torch::nn::Module> shared_module(M& module) {
+  auto& found = module_of(module);
+  if constexpr (ModuleHandle<M> && requires { module.ptr(); })
+    return module.ptr();
+  else if constexpr (std::is_convertible_v<M&, std::shared_ptr<torch::nn::Module>>)
+    return module;
+  else
+    return {std::shared_ptr<void>(), &found};  // owns nothing
+}
 
 /// The same for functions that do not change the module.
 class ConstModuleRef {

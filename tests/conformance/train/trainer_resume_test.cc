@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -261,7 +263,11 @@ TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
   if (world().rank() == 0) dir.emplace();
   const std::string folder = world().broadcast_bytes(dir ? dir->path() : "", 0);
   struct Count : Callback {
-    void on_step(FitContext& fit) override { steps = fit.step(); }
+    void on_step(FitContext& fit) override {
+      steps = fit.step();
+      // 300 steps take 0.1 s, which the thread that saves may need to start on a busy machine.
+      if (steps >= 300) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
     std::int64_t steps = 0;
   };
   const auto count = std::make_shared<Count>();

@@ -1,0 +1,231 @@
+#include "lockstep/nn/recompute.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/custom_class.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using ForwardFunction = std::function<variable_list(const variable_list& inputs)>;
+
+/// The state of a default generator.
+struct GeneratorState {
+  explicit GeneratorState(at::Device on) : device(on) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    state = generator.get_state();
+  }
+  void restore() const {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+  at::Device device;
+  at::Tensor state;
+};
+
+/// Returns the states for the CPU and for the other devices of `tensors`.
+std::vector<GeneratorState> generator_states(const variable_list& tensors) {
+  std::vector<GeneratorState> states = {GeneratorState(at::kCPU)};
+  for (const at::Tensor& tensor : tensors) {
+    const auto is_there = [&](const GeneratorState& state) { return state.device == tensor.device(); };
+    if (!tensor.device().is_cpu() && std::none_of(states.begin(), states.end(), is_there))
+      states.emplace_back(tensor.device());
+  }
+  return states;
+}
+
+/// Saved in the graph for backward().
+struct Call : torch::CustomClassHolder {
+  std::shared_ptr<torch::nn::Module> module;
+  ForwardFunction forward;
+  std::vector<GeneratorState> generators;
+  at::ThreadLocalState thread_state;  // with the settings of autocast
+  std::vector<std::vector<std::int64_t>> output_sizes;
+};
+
+/// Autocast keeps the cast weights of a block, of which one has a graph and the other does not.
+class NoAutocastCache {
+ public:
+  NoAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
+  ~NoAutocastCache() { at::autocast::set_autocast_cache_enabled(was_); }
+  NoAutocastCache(const NoAutocastCache&) = delete;
+  NoAutocastCache& operator=(const NoAutocastCache&) = delete;
+
+ private:
+  bool was_ = at::autocast::is_autocast_cache_enabled();
+};
+
+/// While it exists, the random numbers of the first call are drawn again. Its destructor restores the generators and
+/// the values of the buffers.
+class SecondCall {
+ public:
+  explicit SecondCall(const Call& call) {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& buffer : call.module->buffers()) buffers_.emplace_back(buffer, buffer.clone());
+    for (const GeneratorState& first : call.generators) generators_.emplace_back(first.device);
+    for (const GeneratorState& first : call.generators) first.restore();
+  }
+  ~SecondCall() {
+    const at::NoGradGuard no_grad;
+    for (const GeneratorState& now : generators_) now.restore();
+    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+  }
+  SecondCall(const SecondCall&) = delete;
+  SecondCall& operator=(const SecondCall&) = delete;
+
+ private:
+  std::vector<GeneratorState> generators_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+};
+
+/// While it exists, the hooks of `parameters` on their gradients do not run: the outer backward() runs them.
+class NoTensorHooks {
+ public:
+  explicit NoTensorHooks(const variable_list& parameters) {
+    for (const at::Tensor& parameter : parameters)
+      if (auto* meta = torch::autograd::impl::get_autograd_meta(parameter); meta && !meta->hooks_.empty())
+        hooks_.emplace_back(&meta->hooks_, std::exchange(meta->hooks_, {}));
+  }
+  ~NoTensorHooks() {
+    for (auto& [place, hooks] : hooks_) *place = std::move(hooks);
+  }
+  NoTensorHooks(const NoTensorHooks&) = delete;
+  NoTensorHooks& operator=(const NoTensorHooks&) = delete;
+
+ private:
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  std::vector<std::pair<Hooks*, Hooks>> hooks_;
+};
+
+/// Throws UsageError if the graph of `outputs` has a leaf that is not one of `known`.
+void require_known_leaves(const variable_list& outputs, const variable_list& known) {
+  std::unordered_set<const at::TensorImpl*> leaves;
+  for (const at::Tensor& tensor : known) leaves.insert(tensor.unsafeGetTensorImpl());
+  std::vector<torch::autograd::Node*> open;
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
+        leaf && !leaves.contains(leaf->variable.unsafeGetTensorImpl())) {
+      std::ostringstream sizes;
+      sizes << leaf->variable.sizes();
+      throw base::UsageError("recompute(): the function uses a tensor of size " + sizes.str() +
+                                 " that requires a gradient and is neither an input nor a parameter of the module",
+                             "pass it as an input");
+    }
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+}
+
+/// Its inputs are those of the function, then the module's parameters, whose gradients it returns: they are accumulated
+/// by the outer backward(), as without recompute(), where DistributedDataParallel finds them.
+struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
+  static variable_list forward(AutogradContext* context, at::TensorList tensors, std::int64_t num_inputs,
+                               const c10::intrusive_ptr<Call>& call) {
+    const NoAutocastCache no_cache;
+    variable_list outputs = call->forward(tensors.slice(0, static_cast<std::size_t>(num_inputs)).vec());
+    for (const at::Tensor& output : outputs) call->output_sizes.push_back(output.sizes().vec());
+    context->save_for_backward(tensors.vec());
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->saved_data["inputs"] = num_inputs;
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled())
+      throw base::UsageError("recompute(): backward() with create_graph has no second derivative here",
+                             "call the module without recompute()");
+    auto capsule = context->saved_data["call"].toCapsule();
+    auto& call = static_cast<Call&>(*capsule);
+    variable_list tensors = context->get_saved_variables();  // throws if one was changed in place
+    const auto num_inputs = static_cast<std::size_t>(context->saved_data["inputs"].toInt());
+    for (std::size_t i = 0; i < num_inputs; ++i)
+      tensors[i] = tensors[i].detach().requires_grad_(tensors[i].requires_grad());
+
+    variable_list outputs =
+        call_again(call, {tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(num_inputs)});
+    variable_list roots, root_gradients, wanted;
+    for (std::size_t i = 0; i < outputs.size(); ++i)
+      if (gradients[i].defined() && outputs[i].requires_grad()) {
+        roots.push_back(outputs[i]);
+        root_gradients.push_back(gradients[i]);
+      }
+    require_known_leaves(roots, tensors);
+    for (const at::Tensor& tensor : tensors)
+      if (tensor.requires_grad()) wanted.push_back(tensor);
+    variable_list found;
+    if (!roots.empty()) {
+      outputs.clear();
+      const NoTensorHooks no_hooks({tensors.begin() + static_cast<std::ptrdiff_t>(num_inputs), tensors.end()});
+      found = torch::autograd::grad(roots, wanted, root_gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                    /*allow_unused=*/true);
+    }
+    variable_list result(tensors.size() + 2);  // the last two arguments of forward() are no tensors
+    if (!found.empty())
+      for (std::size_t i = 0, next = 0; i < tensors.size(); ++i)
+        if (tensors[i].requires_grad()) result[i] = found[next++];
+    return result;
+  }
+
+ private:
+  static variable_list call_again(const Call& call, const variable_list& inputs) {
+    const at::ThreadLocalStateGuard first_state(call.thread_state);
+    const at::AutoGradMode with_graph(true);
+    const NoAutocastCache no_cache;
+    const SecondCall second(call);
+    variable_list outputs = call.forward(inputs);
+    bool same = outputs.size() == call.output_sizes.size();
+    for (std::size_t i = 0; same && i < outputs.size(); ++i) same = outputs[i].sizes() == call.output_sizes[i];
+    if (!same)
+      throw base::UsageError("recompute(): the function returned " + std::to_string(call.output_sizes.size()) +
+                                 " outputs in forward() and others, or of other sizes, in backward()",
+                             "the function must do the same each time");
+    return outputs;
+  }
+};
+
+}  // namespace
+
+variable_list recompute_outputs(std::shared_ptr<torch::nn::Module> module, ForwardFunction forward,
+                                const variable_list& inputs) {
+  for (const at::Tensor& input : inputs)
+    if (!input.defined()) throw base::UsageError("recompute(): an input is an undefined tensor");
+  variable_list tensors = inputs;
+  const variable_list parameters = module->parameters();
+  tensors.insert(tensors.end(), parameters.begin(), parameters.end());
+  const auto needs_gradient = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
+  if (!at::GradMode::is_enabled() || std::none_of(tensors.begin(), tensors.end(), needs_gradient))
+    return forward(inputs);
+  auto call = c10::make_intrusive<Call>();
+  call->module = std::move(module);
+  call->forward = std::move(forward);
+  call->generators = generator_states(tensors);
+  return RecomputeFunction::apply(at::TensorList(tensors), static_cast<std::int64_t>(inputs.size()), call);
+}
+
+}  // namespace lockstep::nn
