@@ -36,12 +36,13 @@ TEST(Recompute, GradientsHaveTheSameBits) {
   DistributedDataParallel first(with, world(), {.bucket_bytes = {64}});
   DistributedDataParallel second(without, world(), {.bucket_bytes = {64}});
   copy_values(*with, *without);
-  torch::optim::SGD optimizers[] = {{with->parameters(), 0.1}, {without->parameters(), 0.1}};
+  std::vector<torch::optim::SGD> optimizers;
+  for (Net* net : {&with, &without}) optimizers.emplace_back((*net)->parameters(), 0.1);
   for (int step = 0; step < 4; ++step) {
     const int head = (step + world().rank()) % 2;  // ranks use different heads
     for (Net* net : {&with, &without}) {
       torch::manual_seed(100 * step + world().rank());
-      auto& optimizer = optimizers[net == &without];
+      auto& optimizer = optimizers[net == &with ? 0 : 1];
       optimizer.zero_grad();
       for (int part = 0; part < 2; ++part) {  // accumulates
         std::optional<DistributedDataParallel::NoSync> no_sync;
