@@ -52,9 +52,9 @@ build-all: configure
 	@$(NINJA) --target all tests/all docs/all benchmarks
 
 demo: configure
-	@$(NINJA) --target lockstep_program 03_char_gpt
+	@$(NINJA) --target lockstep_program 03_gpt
 	@headers=$$(sed -n 's/^LOCKSTEP_TORCH_INCLUDE:INTERNAL=//p' $(BUILD)/CMakeCache.txt) && \
-	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/torch/csrc/api"
+	  $(BIN)/lockstep run -n 2 $(BIN)/03_gpt --corpus "$$headers/torch/csrc/api"
 
 lint: setup
 	@python3 tests/lint/lint.py

@@ -155,7 +155,7 @@ def gpt(args, cluster):
             cluster,
             where,
             [
-                args.bin / "03_char_gpt",
+                args.bin / "03_gpt",
                 "--corpus",
                 HERE.parent / "lockstep",
                 "--batch-size",

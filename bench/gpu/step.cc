@@ -40,7 +40,7 @@
 #include <sstream>
 #include <string>
 
-#include "examples/03_char_gpt/gpt.h"
+#include "examples/03_gpt/gpt.h"
 #include "examples/04_imagenet/resnet.h"
 
 namespace {

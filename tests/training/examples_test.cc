@@ -23,7 +23,7 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   const TempDir folder;
   const std::string empty = folder.write("empty/file", "");
   const auto text = folder.write("short.txt", "ten bytes.");
-  const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
+  const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
   const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --weights, --save, --loss-log, --help";
   expect_usage_error({sum, "4"}, "01_all_reduce: error: unknown argument \"4\"; expected --help");
   expect_usage_error(
@@ -44,7 +44,7 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
                      "Mnist::load: the directory " + (folder / "nowhere") +
                          " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   expect_usage_error({gpt},
-                     "03_char_gpt: error: --corpus is missing; expected a text file or a directory with text files");
+                     "03_gpt: error: --corpus is missing; expected a text file or a directory with text files");
   expect_usage_error({gpt, "--corpus", empty}, "read_corpus: " + empty + " contains no text");
   expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "read_corpus: " + (folder / "nowhere") + " does not exist");
   expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leave a part without a window of 8 characters");
@@ -64,7 +64,7 @@ TEST(Examples, RejectUnwritableFilesBeforeTraining) {
   expect_usage_error({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--save", nowhere},
                      "--save is \"" + nowhere + "\"; expected a file in an existing directory");
   expect_usage_error(
-      {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
+      {LOCKSTEP_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
       "--save is \"" + nowhere + "\"; expected a file in an existing directory");
 }
 
@@ -76,7 +76,7 @@ TEST(Examples, RejectABatchNotDivisibleByRanks) {
 }
 
 TEST(Examples, PrintHelp) {
-  for (const char* const program : {LOCKSTEP_ALL_REDUCE_PROGRAM, LOCKSTEP_MNIST_PROGRAM, LOCKSTEP_CHAR_GPT_PROGRAM}) {
+  for (const char* const program : {LOCKSTEP_ALL_REDUCE_PROGRAM, LOCKSTEP_MNIST_PROGRAM, LOCKSTEP_GPT_PROGRAM}) {
     const ProcessResult exit = run_process({.argv = {program, "--help"}});
     EXPECT_EQ(exit.code, 0);
     EXPECT_EQ(exit.err, "");

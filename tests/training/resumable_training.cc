@@ -29,7 +29,7 @@
 #include <sstream>
 #include <thread>
 
-#include "examples/03_char_gpt/gpt.h"
+#include "examples/03_gpt/gpt.h"
 
 namespace {
 

@@ -38,8 +38,9 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(std::int64_t width = 8, int depth = 3) : blocks(register_module("blocks", torch::nn::ModuleList())) {
+struct StackImpl : torch::nn::Module {
+  explicit StackImpl(std::int64_t width = 8, int depth = 3)
+      : blocks(register_module("blocks", torch::nn::ModuleList())) {
     for (int i = 0; i < depth; ++i) blocks->push_back(Block(width));
   }
   at::Tensor forward(at::Tensor x, bool recomputes) {
@@ -51,15 +52,15 @@ struct NetImpl : torch::nn::Module {
   }
   torch::nn::ModuleList blocks;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(Stack);
 
-Net make_net() {
+Stack make_stack() {
   torch::manual_seed(3);
-  return Net();
+  return Stack();
 }
 
 /// What a step leaves: the gradients, those of the input last, the buffers, and the next random numbers.
-std::vector<at::Tensor> step(Net& net, bool recomputes, std::optional<at::ScalarType> autocast = {}) {
+std::vector<at::Tensor> step(Stack& net, bool recomputes, std::optional<at::ScalarType> autocast = {}) {
   torch::manual_seed(5);
   net->zero_grad();
   const at::Tensor x = torch::randn({16, 8}).requires_grad_();
@@ -90,7 +91,7 @@ void expect_same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Te
 TEST(Recompute, StepHasTheSameBits) {
   for (const auto autocast : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)})
     for (const bool training : {true, false}) {
-      Net with = make_net(), without = make_net();
+      Stack with = make_stack(), without = make_stack();
       with->train(training);
       without->train(training);
       for (int i = 0; i < 2; ++i) expect_same_bits(step(with, true, autocast), step(without, false, autocast));
@@ -99,15 +100,15 @@ TEST(Recompute, StepHasTheSameBits) {
 }
 
 TEST(Recompute, KeepsNothingWithoutGradients) {
-  Net net = make_net();
+  Stack net = make_stack();
   const at::NoGradGuard no_grad;
   EXPECT_FALSE(net->forward(torch::randn({4, 8}), true).requires_grad());
   for (const auto& p : net->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
 TEST(Recompute, FrozenParametersAndInputsWithoutGradient) {
-  Net with = make_net(), without = make_net();
-  for (Net* net : {&with, &without})
+  Stack with = make_stack(), without = make_stack();
+  for (Stack* net : {&with, &without})
     for (auto& p : (*net)->named_parameters())
       if (p.key().find("first") != std::string::npos) p.value().requires_grad_(false);
   const at::Tensor x = torch::randn({4, 8});
@@ -142,11 +143,11 @@ TEST(Recompute, SeveralInputsAndOutputs) {
 }
 
 TEST(Recompute, InsideAnother) {
-  Net with = make_net(), without = make_net();
+  Stack with = make_stack(), without = make_stack();
   torch::manual_seed(1);
   const at::Tensor x = torch::randn({4, 8});
   torch::manual_seed(2);
-  recompute(with, [](NetImpl& net, const at::Tensor& in) { return net.forward(in, true); }, x).sum().backward();
+  recompute(with, [](StackImpl& net, const at::Tensor& in) { return net.forward(in, true); }, x).sum().backward();
   torch::manual_seed(2);
   without->forward(x, false).sum().backward();
   EXPECT_TRUE(torch::equal((*with->blocks)[0]->as<Block>()->first->weight.grad(),
@@ -271,7 +272,7 @@ TEST(Recompute, NeedsLessThanHalfOfTheMemory) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);  // the allocator counts without a lock
   {
-    Net net(32, 12);
+    Stack net(32, 12);
     const at::Tensor x = torch::randn({1024, 32});
     const auto peak = [&](bool recomputes) {
       return CountingAllocator::peak_while([&] {
