@@ -1,6 +1,7 @@
 // Tests recompute() on one thread; tests/conformance/nn has it in a DistributedDataParallel.
 #include "lockstep/nn/recompute.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
