@@ -204,7 +204,7 @@ std::string generate_text(Gpt& model, const Text& text, const torch::Tensor& sta
   for (std::int64_t i = 0; i < length; ++i) {
     const torch::Tensor probabilities = torch::softmax(model->forward(context)[0][-1].div(0.8), -1);  // temperature 0.8
     const torch::Tensor next = torch::multinomial(probabilities, 1);
-    generated += text.symbols[next.item<std::size_t>()];
+    generated += text.symbols[static_cast<std::size_t>(next.item<std::int64_t>())];
     context = torch::cat({context, next.unsqueeze(0)}, 1).slice(1, -start.size(0));
   }
   return generated;
