@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -75,26 +76,39 @@ class NoAutocastCache {
   bool was_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// While it exists, the random numbers of the first call are drawn again. Its destructor restores the generators and
-/// the values of the buffers.
-class SecondCall {
+/// While it exists, the random numbers of the first call are drawn again.
+class SameRandomNumbers {
  public:
-  explicit SecondCall(const Call& call) {
-    const at::NoGradGuard no_grad;
-    for (const at::Tensor& buffer : call.module->buffers()) buffers_.emplace_back(buffer, buffer.clone());
-    for (const GeneratorState& first : call.generators) generators_.emplace_back(first.device);
-    for (const GeneratorState& first : call.generators) first.restore();
+  explicit SameRandomNumbers(const std::vector<GeneratorState>& first) {
+    for (const GeneratorState& state : first) now_.emplace_back(state.device);
+    for (const GeneratorState& state : first) state.restore();
   }
-  ~SecondCall() {
-    const at::NoGradGuard no_grad;
-    for (const GeneratorState& now : generators_) now.restore();
-    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+  ~SameRandomNumbers() {
+    for (const GeneratorState& state : now_) state.restore();
   }
-  SecondCall(const SecondCall&) = delete;
-  SecondCall& operator=(const SecondCall&) = delete;
+  SameRandomNumbers(const SameRandomNumbers&) = delete;
+  SameRandomNumbers& operator=(const SameRandomNumbers&) = delete;
 
  private:
-  std::vector<GeneratorState> generators_;
+  std::vector<GeneratorState> now_;
+};
+
+/// Restores the values of the module's buffers in its destructor, without counting as a change of them: other parts of
+/// the graph may have saved them, with these values.
+class SameBuffers {
+ public:
+  explicit SameBuffers(const torch::nn::Module& module) {
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& buffer : module.buffers()) buffers_.emplace_back(buffer, buffer.clone());
+  }
+  ~SameBuffers() {
+    const at::AutoDispatchBelowADInplaceOrView uncounted;
+    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+  }
+  SameBuffers(const SameBuffers&) = delete;
+  SameBuffers& operator=(const SameBuffers&) = delete;
+
+ private:
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
 };
 
@@ -167,6 +181,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     for (std::size_t i = 0; i < num_inputs; ++i)
       tensors[i] = tensors[i].detach().requires_grad_(tensors[i].requires_grad());
 
+    const SameBuffers buffers(*call.module);
     variable_list outputs =
         call_again(call, {tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(num_inputs)});
     variable_list roots, root_gradients, wanted;
@@ -197,7 +212,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     const at::ThreadLocalStateGuard first_state(call.thread_state);
     const at::AutoGradMode with_graph(true);
     const NoAutocastCache no_cache;
-    const SecondCall second(call);
+    const SameRandomNumbers random(call.generators);
     variable_list outputs = call.forward(inputs);
     bool same = outputs.size() == call.output_sizes.size();
     for (std::size_t i = 0; same && i < outputs.size(); ++i) same = outputs[i].sizes() == call.output_sizes[i];

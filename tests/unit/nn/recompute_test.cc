@@ -2,12 +2,14 @@
 #include "lockstep/nn/recompute.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -240,13 +242,14 @@ TEST(Recompute, RejectsChangesInPlaceAndSecondDerivatives) {
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr inner = inner_->allocate(bytes);
+    void* data = c10::alloc_cpu(bytes);
+    if (data) sizes_[data] = bytes;
     now_ += bytes;
     peak_ = std::max(peak_, now_);
-    void* data = inner.get();
-    return {data, new Held{std::move(inner), bytes}, &release, c10::kCPU};
+    return {data, data, &release, c10::kCPU};
   }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { inner_->copy_data(to, from, bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
   static std::size_t peak_while(const std::function<void()>& run) {
     now_ = peak_ = 0;
     run();
@@ -254,20 +257,17 @@ class CountingAllocator final : public c10::Allocator {
   }
 
  private:
-  struct Held {
-    c10::DataPtr inner;
-    std::size_t bytes;
-  };
-  static void release(void* held) {
-    now_ -= std::min(now_, static_cast<Held*>(held)->bytes);
-    delete static_cast<Held*>(held);
+  static void release(void* data) {
+    if (!data) return;
+    now_ -= std::min(now_, std::exchange(sizes_[data], 0));
+    c10::free_cpu(data);
   }
-  c10::Allocator* inner_ = c10::GetCPUAllocator();
+  inline static std::map<void*, std::size_t> sizes_;
   inline static std::size_t now_ = 0, peak_ = 0;
 };
 
 TEST(Recompute, NeedsLessThanHalfOfTheMemory) {
-  CountingAllocator counting;
+  static CountingAllocator counting;  // tensors may outlive the test
   c10::Allocator* const before = c10::GetCPUAllocator();
   c10::SetCPUAllocator(&counting, 1);
   const int threads = at::get_num_threads();
