@@ -146,7 +146,7 @@ def steps(args, cluster):
 
 
 def gpt(args, cluster):
-    """Measures the final loss and the traffic of a character-level GPT for several values of average_hosts_every."""
+    """Measures the final loss and the traffic of a small GPT for several values of average_hosts_every."""
     where = hosts_of_ranks(2, 2, "contiguous")
     first = 0
     for every in (1, 4, 16):
@@ -184,7 +184,7 @@ def gpt(args, cluster):
         print(
             json.dumps(
                 {
-                    "what": "char_gpt",
+                    "what": "gpt",
                     "impl": "hierarchy",
                     "average_hosts_every": every,
                     "ranks": 4,

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import json
 import math
+import pathlib
 import resource
 import sys
 import tempfile
@@ -25,6 +26,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples/python"))
+import gpt_model  # noqa: E402
+
 AUTOCAST = {"32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 OPTIMIZER_OPTIONS = {
     "pytorch-ddp": {"foreach": True},
@@ -34,45 +38,6 @@ OPTIMIZER_OPTIONS = {
     "pytorch-graph": {"fused": True},
 }
 COMPILE = {"pytorch-compile": "default", "pytorch-overhead": "reduce-overhead"}
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.norm2 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.mix = nn.Linear(width, width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        x = x + self.attend(self.norm1(x))
-        return x + self.narrow(functional.gelu(self.widen(self.norm2(x))))
-
-    def attend(self, x):
-        batch, length, width = x.shape
-        parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        return self.mix(mixed.transpose(1, 2).reshape(batch, length, width))
-
-
-class Gpt(nn.Module):
-    """The model of examples/03_char_gpt/gpt.h."""
-
-    def __init__(self, vocabulary, block, width, layers, heads):
-        super().__init__()
-        self.characters = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(block, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, text):
-        x = self.characters(text) + self.positions(torch.arange(text.size(1), device=text.device))
-        for block in self.blocks:
-            x = block(x)
-        return torch.log_softmax(torch.matmul(self.norm(x), self.characters.weight.t()), -1)
 
 
 def set_weights(net):
@@ -91,12 +56,12 @@ def make_gpt(model, tiny, batch):
         if tiny
         else {"vocabulary": 50257, "block": 1024, "width": 768, "layers": 12, "heads": 12}
     )
-    net = Gpt(**shape)
+    net = gpt_model.Gpt(**shape)
     set_weights(net)
     torch.manual_seed(2)
     length = shape["block"] // 8 if model == "gpt-short" else shape["block"]
     text, following = (torch.randint(shape["vocabulary"], (batch, length)) for _ in range(2))
-    return net, text, following, lambda output, target: functional.nll_loss(output.flatten(0, 1), target.flatten())
+    return net, text, following, lambda output, target: functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def convolution(source, to, kernel, stride):

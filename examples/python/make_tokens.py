@@ -1,7 +1,7 @@
 """Writes a text as tokens of pieces of words, for 03_gpt --tokens and gpt.py --tokens.
 
-  python make_tokens.py TEXT tokens.safetensors --vocabulary 8000      # trains a byte-pair encoding on the text
-  python make_tokens.py TEXT tokens.safetensors --tokenizer gpt2.json  # uses the tokenizer.json of a model
+python make_tokens.py TEXT tokens.safetensors --vocabulary 8000      # trains a byte-pair encoding on the text
+python make_tokens.py TEXT tokens.safetensors --tokenizer gpt2.json  # uses the tokenizer.json of a model
 """
 
 import argparse
