@@ -106,7 +106,8 @@ struct GptImpl : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(options.layers));  // two sums in each block
     for (auto& [name, parameter] : named_parameters().pairs())
-      if (parameter.dim() > 1) parameter.normal_(0, name.ends_with("c_proj.weight") ? residual : 0.02);
+      if (parameter.dim() > 1)
+        torch::nn::init::normal_(parameter, 0, name.ends_with("c_proj.weight") ? residual : 0.02);
   }
   /// The output layer shares its weights with the embedding.
   torch::Tensor forward(const torch::Tensor& tokens) {

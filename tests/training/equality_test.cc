@@ -76,13 +76,13 @@ std::string generate_sentences() {
   return text;
 }
 
-TEST(CharGpt, ValidationLossOfTwoRanksEqualsOne) {
+TEST(Gpt, ValidationLossOfTwoRanksEqualsOne) {
   const TempDir folder;
   folder.write("text/a.txt", generate_sentences());
   double after[3] = {};
   for (const int ranks : {1, 2}) {
-    const ProcessResult exit = run_ranks(ranks, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps",
-                                                 "40", "--block", "32", "--batch-size", "16", "--sample", "20"});
+    const ProcessResult exit = run_ranks(ranks, {LOCKSTEP_GPT_PROGRAM, "--corpus", folder / "text", "--steps", "40",
+                                                 "--block", "32", "--batch-size", "16", "--sample", "20"});
     const double before = last_number_after(exit.out, "before: ");
     after[ranks] = last_number_after(exit.out, "after: ");
     EXPECT_LT(after[ranks], 0.7 * before) << exit.out;
@@ -91,12 +91,12 @@ TEST(CharGpt, ValidationLossOfTwoRanksEqualsOne) {
 }
 
 /// float16 is slow on a CPU: few steps, after which the losses are still close.
-TEST(CharGpt, MixedPrecisionReachesTheSameLoss) {
+TEST(Gpt, MixedPrecisionReachesTheSameLoss) {
   const TempDir folder;
   folder.write("text/a.txt", generate_sentences());
   const auto after = [&](const std::string& precision, const std::string& steps) {
     const ProcessResult exit =
-        run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block", "32",
+        run_ranks(2, {LOCKSTEP_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block", "32",
                       "--batch-size", "8", "--sample", "0", "--precision", precision});
     return last_number_after(exit.out, "after: ");
   };
