@@ -43,8 +43,8 @@ TEST(Examples, RejectBadArgumentsInOneLine) {
   expect_usage_error({mnist, "--data", folder / "nowhere"},
                      "Mnist::load: the directory " + (folder / "nowhere") +
                          " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
-  expect_usage_error({gpt},
-                     "03_gpt: error: --corpus is missing; expected a text file or a directory with text files");
+  expect_usage_error(
+      {gpt}, "03_gpt: error: --corpus is missing; expected a text file or a directory with text files, or --tokens");
   expect_usage_error({gpt, "--corpus", empty}, "read_corpus: " + empty + " contains no text");
   expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "read_corpus: " + (folder / "nowhere") + " does not exist");
   expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leave a part without a window of 8 characters");

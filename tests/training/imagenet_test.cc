@@ -111,7 +111,7 @@ TEST(Imagenet, LossesOfTwoRanksEqualOne) {
   EXPECT_GT(largest_difference(one, apart, 8), 1e-3) << "batch norm has no effect, so the comparison is void";
 }
 
-/// float16 is slow on a CPU: few steps of few images, without fp16-mixed, which CharGpt covers.
+/// float16 is slow on a CPU: few steps of few images, without fp16-mixed, which Gpt covers.
 TEST(Imagenet, TrainsInEveryPrecision) {
   const TempDir folder;
   write_patterns(folder, 1, 1);
