@@ -87,10 +87,12 @@ struct TransformerImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& tokens) {
     torch::Tensor x = wte(tokens) + wpe(torch::arange(tokens.size(1), tokens.options()));
     x = torch::dropout(x, options.dropout, is_training());
+    // docs: begin recompute
     for (const auto& module : *h) {
       auto& block = *module->as<Block>();
       x = options.recompute ? lockstep::nn::recompute(block, x) : block.forward(x);
     }
+    // docs: end recompute
     return ln_f(x);
   }
   GptOptions options;

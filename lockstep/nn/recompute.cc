@@ -56,7 +56,7 @@ std::vector<GeneratorState> generator_states(const variable_list& tensors) {
 }
 
 /// Saved in the graph for backward().
-struct Call : torch::CustomClassHolder {
+struct SavedCall : torch::CustomClassHolder {
   std::shared_ptr<torch::nn::Module> module;
   ForwardFunction forward;
   std::vector<GeneratorState> generators;
@@ -160,7 +160,7 @@ void require_known_leaves(const variable_list& outputs, const variable_list& kno
 /// by the outer backward(), as without recompute(), where DistributedDataParallel finds them.
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static variable_list forward(AutogradContext* context, at::TensorList tensors, std::int64_t num_inputs,
-                               const c10::intrusive_ptr<Call>& call) {
+                               const c10::intrusive_ptr<SavedCall>& call) {
     const NoAutocastCache no_cache;
     variable_list outputs = call->forward(tensors.slice(0, static_cast<std::size_t>(num_inputs)).vec());
     for (const at::Tensor& output : outputs) call->output_sizes.push_back(output.sizes().vec());
@@ -175,7 +175,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
       throw base::UsageError("recompute(): backward() with create_graph has no second derivative here",
                              "call the module without recompute()");
     auto capsule = context->saved_data["call"].toCapsule();
-    auto& call = static_cast<Call&>(*capsule);
+    auto& call = static_cast<SavedCall&>(*capsule);
     variable_list tensors = context->get_saved_variables();  // throws if one was changed in place
     const auto num_inputs = static_cast<std::size_t>(context->saved_data["inputs"].toInt());
     for (std::size_t i = 0; i < num_inputs; ++i)
@@ -208,7 +208,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   }
 
  private:
-  static variable_list call_again(const Call& call, const variable_list& inputs) {
+  static variable_list call_again(const SavedCall& call, const variable_list& inputs) {
     const at::ThreadLocalStateGuard first_state(call.thread_state);
     const at::AutoGradMode with_graph(true);
     const NoAutocastCache no_cache;
@@ -236,7 +236,7 @@ variable_list recompute_outputs(std::shared_ptr<torch::nn::Module> module, Forwa
   const auto needs_gradient = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
   if (!at::GradMode::is_enabled() || std::none_of(tensors.begin(), tensors.end(), needs_gradient))
     return forward(inputs);
-  auto call = c10::make_intrusive<Call>();
+  auto call = c10::make_intrusive<SavedCall>();
   call->module = std::move(module);
   call->forward = std::move(forward);
   call->generators = generator_states(tensors);
