@@ -77,7 +77,7 @@ struct Text {
 };
 
 Text read_characters(const std::string& corpus) {
-  const std::string text = lockstep::data::read_corpus(corpus, {.max_bytes = std::uint64_t{16} << 20});
+  const std::string text = lockstep::data::read_corpus(corpus, {.max_bytes = std::uint64_t{256} << 20});
   auto vocabulary = lockstep::data::Vocabulary::from_text(text);
   if (vocabulary.size() > 256) vocabulary = lockstep::data::Vocabulary::bytes();
   return {vocabulary.encode(text), vocabulary.symbols()};
@@ -126,13 +126,24 @@ double evaluate(Gpt& model, const CharDataset& text, const lockstep::Group& worl
   return sum.item<double>() / static_cast<double>(count);
 }
 
+/// Opens the file of losses after the lines of the first `steps` steps; a run that was killed may have written more.
+std::ofstream open_loss_log(const std::string& path, std::int64_t steps) {
+  if (path.empty()) return {};
+  std::string kept;
+  std::ifstream old(path);
+  for (std::string line; steps > 0 && std::getline(old, line); --steps) kept += line + '\n';
+  std::ofstream log(path);
+  log.precision(17);
+  log << kept;
+  return log;
+}
+
 /// Returns false if the launcher has asked the training to stop.
 bool train(Gpt& model, const CharDataset& text, const Options& options, const lockstep::Group& world) {
   std::optional<lockstep::TrainingState> state;
   if (!options.folder.empty())
     state.emplace(world, options.folder + "/checkpoints",
                   lockstep::training::TrainingStateOptions{.settings = {{"batch_size", options.batch_size}}});
-  if (state && state->is_finished()) return true;
   lockstep::DistributedDataParallel ddp(model, world,
                                         {.bucket_layout = state ? state->bucket_layout("ddp") : "",
                                          .average_hosts_every = static_cast<int>(options.average_hosts_every)});
@@ -150,15 +161,13 @@ bool train(Gpt& model, const CharDataset& text, const Options& options, const lo
   lockstep::seed_everything(static_cast<std::uint64_t>(options.seed + 1 + world.rank()));  // other dropout on each rank
   if (state) {
     state->add("model", model).add("ddp", ddp).add("optimizer", optimizer).add("schedule", schedule);
-    state->add("scaler", scaler).add("loader", loader).add_random_state().resume();
+    state->add("scaler", scaler).add("loader", loader).add_random_state().resume({.train_on = true});
   }
-  std::int64_t step = state ? state->step() : 0;
+  const std::int64_t first = state ? state->step() : 0;
+  std::int64_t step = first;
   lockstep::training::ProgressBar progress(
       world.rank(), {.steps_per_epoch = options.steps, .steps_done = step, .samples_per_step = options.batch_size});
-  std::ofstream loss_log;
-  if (world.rank() == 0 && !options.loss_log.empty())
-    loss_log.open(options.loss_log, step > 0 ? std::ios::app : std::ios::out);
-  loss_log.precision(17);
+  std::ofstream loss_log = open_loss_log(world.rank() == 0 ? options.loss_log : "", step);
   std::int64_t part = 0;
   torch::Tensor loss_of_step = torch::zeros({}, world.device());
   while (step < options.steps)
@@ -187,11 +196,14 @@ bool train(Gpt& model, const CharDataset& text, const Options& options, const lo
       part = 0;
       const bool stop = world.stop_requested();  // the same on all ranks
       if (++step == options.steps) break;
-      if (state && (stop || step % options.save_every == 0)) state->save_async(step);
+      if (state && (stop || step % options.save_every == 0)) {
+        ddp.average_hosts();  // a checkpoint has the parameters of one host
+        state->save_async(step);
+      }
       if (stop) return false;  // the destructor of `state` waits for the save
     }
   ddp.average_hosts();
-  if (state) state->save(step, {.finished = true});
+  if (state && (step > first || !state->is_finished())) state->save(step, {.finished = true});
   return true;
 }
 

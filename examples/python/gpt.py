@@ -61,10 +61,13 @@ def read_text(args):
         file = load_file(args.tokens)
         data, ends = bytes(file["bytes"].tolist()), file["ends"].tolist()
         return file["tokens"], [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    text = pathlib.Path(args.corpus).read_text(encoding="utf-8")
-    symbols = sorted(set(text), key=lambda symbol: symbol.encode())
+    data = pathlib.Path(args.corpus).read_bytes()
+    characters = [character.encode() for character in data.decode()]
+    symbols = sorted(set(characters))
+    if len(symbols) > 256:
+        return torch.tensor(list(data)), [bytes([byte]) for byte in range(256)]
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
-    return torch.tensor([numbers[symbol] for symbol in text]), [symbol.encode() for symbol in symbols]
+    return torch.tensor([numbers[character] for character in characters]), symbols
 
 
 @torch.no_grad()
@@ -91,15 +94,24 @@ def rate_at(step, steps, lowest):
     return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def open_loss_log(path, steps):
+    """Opens the file of losses after the lines of the first `steps` steps; a run that was killed may have written
+    more."""
+    if not path:
+        return None
+    old = pathlib.Path(path).read_text().splitlines(keepends=True)[:steps] if steps else []
+    log = open(path, "w", buffering=1)  # noqa: SIM115
+    log.writelines(old)
+    return log
+
+
 def train(model, windows, args, world):
     """Trains to the end, or exits if the launcher asks the training to stop."""
     state = None
     if args.folder:
         settings = {"batch_size": args.batch_size}
         state = lockstep.checkpoint.TrainingState(world, f"{args.folder}/checkpoints", settings=settings)
-        if state.is_finished:
-            return
-    ddp = lockstep.DistributedDataParallel(model, world)
+    ddp = lockstep.DistributedDataParallel(model, world, bucket_layout=state.bucket_layout("ddp") if state else "")
     optimizer = lockstep.optim.AdamW(ddp, lr=args.lr, weight_decay=0.01)
     size = args.batch_size // world.size // args.accumulate
     loader = lockstep.data.DataLoader(windows, world, batch_size=size, seed=args.seed)
@@ -110,12 +122,10 @@ def train(model, windows, args, world):
     torch.manual_seed(args.seed + 1 + world.rank)  # other dropout on each rank
     step = 0
     if state:
-        state.add("model", model).add("optimizer", optimizer).add("schedule", schedule).add("scaler", scaler)
-        state.add("loader", loader).add("step", 0).add_random_state().resume()
+        state.add("model", model).add("ddp", ddp).add("optimizer", optimizer).add("schedule", schedule)
+        state.add("scaler", scaler).add("loader", loader).add("step", 0).add_random_state().resume(train_on=True)
         step = state["step"]
-    log = None
-    if args.loss_log and world.rank == 0:
-        log = open(args.loss_log, "a" if step else "w", buffering=1)  # noqa: SIM115
+    first, log = step, open_loss_log(args.loss_log if world.rank == 0 else None, step)
     part, loss_of_step = 0, torch.zeros((), device=world.device)
     while step < args.steps:
         for tokens, following in loader:
@@ -131,8 +141,10 @@ def train(model, windows, args, world):
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
+            scale = scaler.get_scale()
             scaler.update()
-            schedule.step()
+            if scaler.get_scale() >= scale:  # else the step was skipped
+                schedule.step()
             optimizer.zero_grad()
             if log:
                 print(f"{loss_of_step.item():.17g}", file=log)
@@ -147,7 +159,7 @@ def train(model, windows, args, world):
                     state.save_async(step)
             if stop:
                 sys.exit(lockstep.PREEMPTED)
-    if state:
+    if state and (step > first or not state.is_finished):
         state["step"] = step
         state.save(step, finished=True)
 

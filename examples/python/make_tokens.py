@@ -26,7 +26,7 @@ else:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train([str(args.text)], trainers.BpeTrainer(vocab_size=args.vocabulary, initial_alphabet=alphabet))
-ids = tokenizer.encode(args.text.read_text(encoding="utf-8")).ids
+ids = tokenizer.encode(args.text.read_bytes().decode()).ids
 # A byte-level encoding writes each byte as one character: itself if it is visible, else one from U+0100 on.
 visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
 others = [byte for byte in range(256) if byte not in visible]

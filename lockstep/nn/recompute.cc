@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -93,8 +94,8 @@ class SameRandomNumbers {
   std::vector<GeneratorState> now_;
 };
 
-/// Restores the values of the module's buffers in its destructor, without counting as a change of them: other parts of
-/// the graph may have saved them, with these values.
+/// Keeps the values of the module's buffers and restores them, without counting as a change of them: other parts of the
+/// graph may have saved them, with these values.
 class SameBuffers {
  public:
   explicit SameBuffers(const torch::nn::Module& module) {
@@ -102,11 +103,18 @@ class SameBuffers {
     for (const at::Tensor& buffer : module.buffers()) buffers_.emplace_back(buffer, buffer.clone());
   }
   ~SameBuffers() {
-    const at::AutoDispatchBelowADInplaceOrView uncounted;
-    for (auto& [buffer, value] : buffers_) buffer.copy_(value);
+    try {
+      restore();
+    } catch (...) {  // the error that ends this scope is the cause
+    }
   }
   SameBuffers(const SameBuffers&) = delete;
   SameBuffers& operator=(const SameBuffers&) = delete;
+
+  void restore() {
+    const at::AutoDispatchBelowADInplaceOrView uncounted;
+    for (auto& [buffer, value] : std::exchange(buffers_, {})) buffer.copy_(value);
+  }
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
@@ -131,28 +139,26 @@ class NoTensorHooks {
   std::vector<std::pair<Hooks*, Hooks>> hooks_;
 };
 
-/// Throws UsageError if the graph of `outputs` has a leaf that is not one of `known`.
+/// Throws UsageError if the graph of `outputs` has a leaf that is not in the graph of one of `known`.
 void require_known_leaves(const variable_list& outputs, const variable_list& known) {
-  std::unordered_set<const at::TensorImpl*> leaves;
-  for (const at::Tensor& tensor : known) leaves.insert(tensor.unsafeGetTensorImpl());
-  std::vector<torch::autograd::Node*> open;
-  std::unordered_set<torch::autograd::Node*> seen;
-  const auto visit = [&](torch::autograd::Node* node) {
+  std::vector<std::shared_ptr<torch::autograd::Node>> open;
+  std::unordered_set<std::shared_ptr<torch::autograd::Node>> seen;  // owns the nodes: a leaf does not own its own
+  for (const at::Tensor& tensor : known) seen.insert(torch::autograd::impl::gradient_edge(tensor).function);
+  const auto visit = [&](const std::shared_ptr<torch::autograd::Node>& node) {
     if (node && seen.insert(node).second) open.push_back(node);
   };
-  for (const at::Tensor& output : outputs) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  for (const at::Tensor& output : outputs) visit(torch::autograd::impl::gradient_edge(output).function);
   while (!open.empty()) {
-    auto* node = open.back();
+    const auto node = std::move(open.back());
     open.pop_back();
-    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node);
-        leaf && !leaves.contains(leaf->variable.unsafeGetTensorImpl())) {
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get())) {
       std::ostringstream sizes;
       sizes << leaf->variable.sizes();
       throw base::UsageError("recompute(): the function uses a tensor of size " + sizes.str() +
                                  " that requires a gradient and is neither an input nor a parameter of the module",
                              "pass it as an input");
     }
-    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+    for (const auto& edge : node->next_edges()) visit(edge.function);
   }
 }
 
@@ -162,8 +168,17 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   static variable_list forward(AutogradContext* context, at::TensorList tensors, std::int64_t num_inputs,
                                const c10::intrusive_ptr<SavedCall>& call) {
     const NoAutocastCache no_cache;
+    std::vector<std::uint32_t> versions;
+    for (const at::Tensor& tensor : tensors) versions.push_back(tensor._version());
     variable_list outputs = call->forward(tensors.slice(0, static_cast<std::size_t>(num_inputs)).vec());
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i]._version() != versions[i])
+        throw base::UsageError(
+            "recompute(): the function changes an input or a parameter in place, which the second "
+            "call would do again",
+            "change a copy of it");
     for (const at::Tensor& output : outputs) call->output_sizes.push_back(output.sizes().vec());
+    context->set_materialize_grads(false);  // an output without a gradient stays one
     context->save_for_backward(tensors.vec());
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->saved_data["inputs"] = num_inputs;
@@ -181,7 +196,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     for (std::size_t i = 0; i < num_inputs; ++i)
       tensors[i] = tensors[i].detach().requires_grad_(tensors[i].requires_grad());
 
-    const SameBuffers buffers(*call.module);
+    SameBuffers buffers(*call.module);
     variable_list outputs =
         call_again(call, {tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(num_inputs)});
     variable_list roots, root_gradients, wanted;
@@ -200,6 +215,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
       found = torch::autograd::grad(roots, wanted, root_gradients, /*retain_graph=*/false, /*create_graph=*/false,
                                     /*allow_unused=*/true);
     }
+    buffers.restore();
     variable_list result(tensors.size() + 2);  // the last two arguments of forward() are no tensors
     if (!found.empty())
       for (std::size_t i = 0, next = 0; i < tensors.size(); ++i)
@@ -231,8 +247,9 @@ variable_list recompute_outputs(std::shared_ptr<torch::nn::Module> module, Forwa
   for (const at::Tensor& input : inputs)
     if (!input.defined()) throw base::UsageError("recompute(): an input is an undefined tensor");
   variable_list tensors = inputs;
-  const variable_list parameters = module->parameters();
-  tensors.insert(tensors.end(), parameters.begin(), parameters.end());
+  std::unordered_set<const at::TensorImpl*> listed;  // a tied parameter has several names
+  for (const at::Tensor& parameter : module->parameters())
+    if (listed.insert(parameter.unsafeGetTensorImpl()).second) tensors.push_back(parameter);
   const auto needs_gradient = [](const at::Tensor& tensor) { return tensor.requires_grad(); };
   if (!at::GradMode::is_enabled() || std::none_of(tensors.begin(), tensors.end(), needs_gradient))
     return forward(inputs);

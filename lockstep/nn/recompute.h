@@ -21,9 +21,9 @@ std::vector<at::Tensor> recompute_outputs(
     const std::vector<at::Tensor>& inputs);
 
 /// Returns call(module, inputs...), an at::Tensor or a std::vector<at::Tensor>, without keeping what its backward()
-/// needs: backward() calls it again, with the same random numbers, autocast settings and buffers, so gradients have the
-/// same bits as without recompute(). A model of N equal blocks, each recomputed, keeps the inputs of N blocks and the
-/// intermediate results of one, for a third more computation:
+/// needs: backward() calls it again, with the same random numbers and autocast settings, so gradients have the same
+/// bits as without recompute(). A model of N equal blocks, each recomputed, keeps the inputs of N blocks and the
+/// intermediate results of one, and computes each forward twice:
 ///   for (const auto& block : *blocks) x = nn::recompute(*block->as<Block>(), x);
 ///   x = nn::recompute(mixer, [](MixerImpl& m, const at::Tensor& a, const at::Tensor& b) { return m.mix(a, b); }, a,
 ///   b);
@@ -31,10 +31,18 @@ std::vector<at::Tensor> recompute_outputs(
 /// `module` is a module or a handle of one; a module that is passed by reference must exist until backward(), as must
 /// what `call` refers to. `call` may use the inputs and the module's parameters and buffers. backward() throws
 /// UsageError if it uses another tensor that requires a gradient, whose gradient would be lost, or if its outputs are
-/// not those of the first time, and torch's error if an input or a parameter was changed in place since then. With
-/// create_graph it throws UsageError. Buffers that forward() writes, such as BatchNorm's running statistics, are
-/// written once. Works with DistributedDataParallel, whose buckets are reduced while earlier blocks are recomputed, and
-/// inside another recompute(). Saves the states of the default generators of the CPU and of the inputs' and parameters'
+/// not those of the first time, and torch's error if an input or a parameter was changed in place since then. A `call`
+/// that does so itself is a UsageError at once, and backward() with create_graph is one.
+///
+/// Buffers that `call` writes, such as BatchNorm's running statistics, are written once: the second call sees those of
+/// the moment of backward(), and its changes are undone. So the outputs must not depend on a buffer that has changed.
+/// No other thread may draw from torch's default generators meanwhile, as a transform in a loader's worker could
+/// (data/sample_rng.h draws from its own). The order of additions, and so the last bit, may differ where an input or
+/// weight is used outside the call as well, or a weight twice in it under autocast. A hook on the gradient of a
+/// parameter that `call` does not use is called, with an undefined tensor.
+///
+/// Works with DistributedDataParallel, whose buckets are reduced while earlier blocks are recomputed, and inside
+/// another recompute(). Saves the states of the default generators of the CPU and of the inputs' and parameters'
 /// devices: not inside the capture of a CUDA graph.
 ///
 /// After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (arXiv:1604.06174).
