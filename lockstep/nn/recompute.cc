@@ -27,6 +27,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+using NodePointer = decltype(torch::autograd::Edge::function);  // its class differs between versions of torch
 using ForwardFunction = std::function<variable_list(const variable_list& inputs)>;
 
 /// The state of a default generator.
@@ -141,16 +142,16 @@ class NoTensorHooks {
 
 /// Throws UsageError if the graph of `outputs` has a leaf that is not in the graph of one of `known`.
 void require_known_leaves(const variable_list& outputs, const variable_list& known) {
-  std::vector<std::shared_ptr<torch::autograd::Node>> open;
-  std::unordered_set<std::shared_ptr<torch::autograd::Node>> seen;  // owns the nodes: a leaf does not own its own
-  for (const at::Tensor& tensor : known) seen.insert(torch::autograd::impl::gradient_edge(tensor).function);
-  const auto visit = [&](const std::shared_ptr<torch::autograd::Node>& node) {
-    if (node && seen.insert(node).second) open.push_back(node);
+  std::vector<NodePointer> found;  // owns the nodes: a leaf does not own its own
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto visit = [&](const NodePointer& node) {
+    if (node && seen.insert(node.get()).second) found.push_back(node);
   };
+  for (const at::Tensor& tensor : known) visit(torch::autograd::impl::gradient_edge(tensor).function);
+  std::size_t next = found.size();  // the graphs of `known` are not searched
   for (const at::Tensor& output : outputs) visit(torch::autograd::impl::gradient_edge(output).function);
-  while (!open.empty()) {
-    const auto node = std::move(open.back());
-    open.pop_back();
+  while (next < found.size()) {
+    const NodePointer node = found[next++];
     if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node.get())) {
       std::ostringstream sizes;
       sizes << leaf->variable.sizes();
