@@ -14,6 +14,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -65,7 +66,9 @@ def run(args, impl, precision, length):
     else:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS]
     words += [pathlib.Path(__file__).resolve(), "--work", impl, precision, length, args.steps]
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=environment, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # torchrun leaves a folder behind
+        environment["TMPDIR"] = folder
+        done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=environment, check=False)
     found = [line for line in done.stdout.splitlines() if '{"seconds"' in line]
     if not found:
         sys.exit(f"{impl}: {done.stdout}{done.stderr}")
