@@ -11,6 +11,7 @@ import sys
 
 import torch
 from gpt_model import SIZES, Gpt
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import lockstep
@@ -58,9 +59,12 @@ class Windows(torch.utils.data.Dataset):
 def read_text(args):
     """Returns the tokens of the text, and the bytes that each token stands for."""
     if args.tokens:
-        file = load_file(args.tokens)
-        data, ends = bytes(file["bytes"].tolist()), file["ends"].tolist()
-        return file["tokens"], [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        try:
+            file = load_file(args.tokens)
+            data, ends = bytes(file["bytes"].tolist()), file["ends"].tolist()
+            return file["tokens"], [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+        except (OSError, KeyError, SafetensorError) as error:
+            sys.exit(f'gpt.py: --tokens is "{args.tokens}"; expected a file of make_tokens.py: {error}')
     data = pathlib.Path(args.corpus).read_bytes()
     characters = [character.encode() for character in data.decode()]
     symbols = sorted(set(characters))

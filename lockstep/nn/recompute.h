@@ -25,8 +25,7 @@ std::vector<at::Tensor> recompute_outputs(
 /// bits as without recompute(). A model of N equal blocks, each recomputed, keeps the inputs of N blocks and the
 /// intermediate results of one, and computes each forward twice:
 ///   for (const auto& block : *blocks) x = nn::recompute(*block->as<Block>(), x);
-///   x = nn::recompute(mixer, [](MixerImpl& m, const at::Tensor& a, const at::Tensor& b) { return m.mix(a, b); }, a,
-///   b);
+///   x = nn::recompute(mixer, [](MixerImpl& m, const auto& a, const auto& b) { return m.mix(a, b); }, a, b);
 ///
 /// `module` is a module or a handle of one; a module that is passed by reference must exist until backward(), as must
 /// what `call` refers to. `call` may use the inputs and the module's parameters and buffers. backward() throws

@@ -24,7 +24,11 @@ struct NetImpl : torch::nn::Module {
       return recomputes ? nn::recompute(part, in) : part.forward(in);
     };
     for (const auto& block : *blocks) x = call(block, x);
-    return call((*heads)[static_cast<std::size_t>(head)], x);
+    // The parameters of the other head are inputs of the node in the graph, and get no gradient.
+    const auto use_head = [head](torch::nn::ModuleListImpl& all, const at::Tensor& in) {
+      return all[static_cast<std::size_t>(head)]->as<torch::nn::SequentialImpl>()->forward(in);
+    };
+    return recomputes ? nn::recompute(heads, use_head, x) : use_head(*heads, x);
   }
   torch::nn::ModuleList blocks, heads;
 };
