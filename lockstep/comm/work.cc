@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/deadlock_detector.h"
@@ -16,6 +17,7 @@ void Work::wait() {
 }
 
 void Work::wait(base::Deadline deadline) {
+  const base::telemetry::CommTime::Scope time(channel::DeadlockDetector::is_program_thread());
   std::optional<base::telemetry::BlockedThread> blocked;
   while (!pending_->wait_until(earlier(deadline, base::Deadline::in(base::kFailureCheckInterval)))) {
     channel::DeadlockDetector::show_blocked(blocked);

@@ -271,7 +271,10 @@ class FitLoop final : public FitContext {
   /// Logs means over all ranks since the previous call. Collective.
   void log_metrics() {
     if (progress_.unlogged_metrics.empty()) return;
-    last_logged_ = mean_over_ranks(progress_.unlogged_metrics, world_);
+    Metrics metrics = progress_.unlogged_metrics;
+    reporter_->add_usage(metrics);
+    last_logged_ = mean_over_ranks(metrics, world_);
+    reporter_->take_usage(last_logged_);
     progress_.epoch_metrics.add(progress_.unlogged_metrics.sums());
     progress_.unlogged_metrics.clear();
     if (world_.rank() == 0)

@@ -7,6 +7,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/monotonic.h"
+#include "lockstep/comm/gpu/cuda.h"
 #include "lockstep/train/loggers/csv_logger.h"
 #include "lockstep/train/metrics/gather_records.h"
 #include "lockstep/train/report/report.h"
@@ -16,6 +18,11 @@ namespace lockstep::training {
 namespace {
 
 constexpr std::int64_t kRecordIntervalNs = 50'000'000;
+constexpr std::int64_t kUsageIntervalNs = 1'000'000'000;
+constexpr const char *kSent = "throughput/sent_mb_per_second", *kGpuBusy = "gpu/busy", *kGpuMemory = "gpu/memory_mib";
+
+/// Whether CommTime sees the waits for other ranks: on a GPU, streams wait.
+bool measures_comm(const comm::Group& world) { return world.size() > 1 && world.device().is_cpu(); }
 
 LoggerOptions logger_options(const TrainerOptions& options, const ReporterOptions& plan) {
   const bool files = !plan.folder.empty();
@@ -42,7 +49,7 @@ NamedValues with_prefix(const NamedValues& values, const std::string& group) {
 CurveLogger::Curves report_curves(const CurveLogger::Curves& curves) {
   CurveLogger::Curves chosen;
   for (const auto& curve : curves)
-    if (!curve.first.starts_with("time/")) chosen.push_back(curve);
+    if (!curve.first.starts_with("time/") || curve.first == "time/comm") chosen.push_back(curve);
   std::stable_partition(chosen.begin(), chosen.end(), [](const auto& curve) { return curve.first.ends_with("/loss"); });
   return chosen;
 }
@@ -53,7 +60,10 @@ TrainingReporter::TrainingReporter(comm::Group world, const TrainerOptions& opti
     : world_(std::move(world)),
       options_(options),
       plan_(plan),
-      throughput_({.window = 100, .flops_per_step = options.flops_per_step, .peak_flops = options.peak_flops}),
+      throughput_({.window = 100,
+                   .flops_per_step = options.flops_per_step,
+                   .peak_flops = options.peak_flops,
+                   .comm = measures_comm(world_)}),
       loggers_(world_.rank(), logger_options(options, plan)) {
   const bool files = !plan_.folder.empty();
   if (files && options_.report) {
@@ -69,7 +79,10 @@ TrainingReporter::TrainingReporter(comm::Group world, const TrainerOptions& opti
   if (options_.progress_bar && plan_.steps_per_epoch > 0)
     progress_.emplace(world_.rank(), ProgressBarOptions{.num_epochs = plan_.num_epochs,
                                                         .steps_per_epoch = plan_.steps_per_epoch,
-                                                        .steps_done = plan_.step});
+                                                        .steps_done = plan_.step,
+                                                        .comm = measures_comm(world_)});
+  if (!world_.device().is_cpu()) gpu_monitor_.emplace(comm::gpu::describe_gpu(world_.device().index()).uuid);
+  read_usage();
 }
 
 std::uint64_t TrainingReporter::device_bytes() const {
@@ -103,12 +116,45 @@ void TrainingReporter::record_pending_steps() {
   num_pending_steps_ = 0;
 }
 
+void TrainingReporter::read_usage() {
+  const std::int64_t now_ns = base::monotonic_ns(), passed_ns = now_ns - usage_.read_ns;
+  if (usage_.num_reads > 1 && passed_ns < kUsageIntervalNs) return;
+  if (world_.num_nodes() > 1) {
+    const std::uint64_t before = std::exchange(usage_.sent_bytes, sent_bytes_.total());
+    usage_.megabytes_per_second =
+        static_cast<double>(usage_.sent_bytes - before) * 1e3 / static_cast<double>(passed_ns);
+  }
+  if (gpu_monitor_) usage_.gpu = gpu_monitor_->read();
+  usage_.read_ns = now_ns;
+  ++usage_.num_reads;
+}
+
+void TrainingReporter::add_usage(Metrics& metrics) {
+  read_usage();
+  if (world_.num_nodes() > 1) metrics.add(kSent, usage_.megabytes_per_second);
+  if (!usage_.gpu) return;
+  metrics.add(kGpuBusy, usage_.gpu->busy);
+  metrics.add(kGpuMemory, static_cast<double>(usage_.gpu->memory_bytes) / (1 << 20));
+}
+
+void TrainingReporter::take_usage(NamedValues& means) {
+  mean_usage_.clear();
+  std::erase_if(means, [&](const auto& named) {
+    if (named.first != kSent && named.first != kGpuBusy && named.first != kGpuMemory) return false;
+    // Of a host, whose ranks have each added theirs.
+    const double ranks_per_host = static_cast<double>(world_.size()) / world_.num_nodes();
+    mean_usage_.emplace_back(named.first, named.second * (named.first == kSent ? ranks_per_host : 1));
+    return true;
+  });
+}
+
 void TrainingReporter::log_metrics(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates) {
   if (!loggers_.is_active()) return;
   record_pending_steps();
   NamedValues all = with_prefix(means, "train/");
   for (const auto& [name, value] : learning_rates) all.emplace_back("train/" + name, value);
   for (auto& value : throughput_.values()) all.push_back(std::move(value));
+  all.insert(all.end(), mean_usage_.begin(), mean_usage_.end());
   loggers_.log_scalars(step, all);
 }
 

@@ -7,8 +7,11 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/base/net/sent_bytes.h"
+#include "lockstep/comm/gpu/nvml.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/train/loggers/logger_collection.h"
+#include "lockstep/train/metrics/metrics.h"
 #include "lockstep/train/report/curve_logger.h"
 #include "lockstep/train/report/phase_timer.h"
 #include "lockstep/train/report/progress_bar.h"
@@ -41,7 +44,13 @@ class TrainingReporter {
   /// Records the end of a step with `samples` samples on this rank; the progress bar displays `progress_values`. Does
   /// not block.
   void record_step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values);
-  /// Logs training metrics, which are means over ranks since the previous call, with learning rates and throughput.
+  /// Adds what this rank uses to `metrics`, for a mean over all ranks: what it sends to other hosts, if there are
+  /// some, and how busy its GPU is and what it has in memory, if there is one. Both at most once per second.
+  void add_usage(Metrics& metrics);
+  /// Removes what add_usage() has added from the means, and remembers it for log_metrics().
+  void take_usage(NamedValues& means);
+  /// Logs training metrics, which are means over ranks since the previous call, with learning rates, throughput, and
+  /// usage.
   void log_metrics(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates);
   void log_validation(std::int64_t step, const NamedValues& means);
   /// Resumes step timing after a validation or a checkpoint, which do not count as steps.
@@ -55,7 +64,17 @@ class TrainingReporter {
     StepTimes times;
   };
 
+  /// The values of add_usage() and when they were read.
+  struct Usage {
+    int num_reads = 0;
+    std::int64_t read_ns = 0;
+    std::uint64_t sent_bytes = 0;
+    double megabytes_per_second = 0;
+    std::optional<comm::gpu::GpuUse> gpu;
+  };
+
   std::uint64_t device_bytes() const;
+  void read_usage();
   void record_pending_steps();
 
   comm::Group world_;
@@ -68,6 +87,10 @@ class TrainingReporter {
   Throughput throughput_;
   std::optional<RankRecorder> recorder_;
   LoggerCollection loggers_;
+  base::net::SentBytes sent_bytes_;
+  std::optional<comm::gpu::GpuMonitor> gpu_monitor_;
+  Usage usage_;
+  NamedValues mean_usage_;
   const CurveLogger* curves_ = nullptr;  // owned by loggers_
   std::optional<ProgressBar> progress_;
 };

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/interrupt.h"
 #include "lockstep/comm/interface/captured_step.h"
@@ -166,6 +167,7 @@ void Channel::synchronize() {
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
+  const base::telemetry::CommTime::Scope time(members_.size() > 1 && DeadlockDetector::is_program_thread());
   const WaitInfo wait_info{.channel = name_,
                            .seq = op.seq,
                            .label = label(op),

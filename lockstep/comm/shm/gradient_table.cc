@@ -18,6 +18,7 @@
 #include "lockstep/base/net/abstract_socket.h"
 #include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/memory_shortage.h"
 #include "lockstep/comm/shm/reduce.h"
@@ -378,6 +379,7 @@ void GradientTable::consume_chunk(ChunkSink& sink, GradientChunk chunk, bool fir
   }
   chunk.gradients = gradients.data();
   chunk.num_gradients = gradients.size();
+  const base::telemetry::CommTime::Pause time;
   sink.consume(chunk);
 }
 

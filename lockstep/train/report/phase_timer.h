@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/monotonic.h"
+#include "lockstep/base/telemetry/comm_time.h"
 
 namespace lockstep::training::inline report {
 
@@ -32,6 +33,7 @@ struct PhaseSpan {
 struct StepTimes {
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
+  std::int64_t comm_ns = 0;      ///< of CommTime; most of it is part of the backward and optimizer phases
   std::vector<PhaseSpan> spans;  ///< in the order of their ends
 
   double seconds() const { return static_cast<double>(end_ns - begin_ns) / 1e9; }
@@ -54,6 +56,7 @@ class PhaseTimer {
   void begin_step() {
     current_.begin_ns = base::monotonic_ns();
     current_.spans.clear();
+    comm_before_ = base::telemetry::CommTime::total_ns();
   }
   /// The rank is in a phase while a PhaseScope exists. Phases do not nest; several scopes of one phase in a step add
   /// up.
@@ -73,6 +76,8 @@ class PhaseTimer {
   /// Ends the step and starts the next one. The result is valid until the next call.
   const StepTimes& end_step() {
     current_.end_ns = base::monotonic_ns();
+    const std::int64_t comm_ns = base::telemetry::CommTime::total_ns();
+    current_.comm_ns = comm_ns - std::exchange(comm_before_, comm_ns);
     std::swap(finished_, current_);
     current_.begin_ns = finished_.end_ns;
     current_.spans.clear();
@@ -82,6 +87,7 @@ class PhaseTimer {
  private:
   StepTimes current_;
   StepTimes finished_;
+  std::int64_t comm_before_ = 0;  // at the start of the step
 };
 
 }  // namespace lockstep::training::inline report

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/comm_time.h"
 
 namespace lockstep::training::inline report {
 namespace {
@@ -86,6 +88,8 @@ std::vector<ProgressField> make_fields(const ProgressBarState& state) {
     fields.push_back({format_rate(state.samples_per_second) + " samples/s", kBarDropOrder + 1});
   else if (state.steps_per_second >= 0)
     fields.push_back({format_rate(state.steps_per_second) + " steps/s", kBarDropOrder + 1});
+  if (state.comm_fraction >= 0)
+    fields.push_back({format_number("comm %.0f%%", state.comm_fraction * 100), kBarDropOrder + 2});
   if (state.seconds_left >= 0) fields.push_back({"ETA " + format_duration(state.seconds_left), 50});
   return fields;
 }
@@ -151,6 +155,7 @@ ProgressBar::ProgressBar(int rank, const ProgressBarOptions& options)
     : options_(options),
       is_enabled_(rank == 0),
       steps_(options.steps_done),
+      last_comm_ns_(base::telemetry::CommTime::total_ns()),
       last_step_(Clock::now()),
       last_drawn_(last_step_) {
   require_valid_options(options);
@@ -183,8 +188,12 @@ bool ProgressBar::count_step() {
 void ProgressBar::update_step_time(Clock::time_point now, bool first_of_epoch) {
   const double seconds = std::chrono::duration<double>(now - last_step_).count();
   last_step_ = now;
+  const std::int64_t comm_ns = base::telemetry::CommTime::total_ns();
+  const double comm_seconds = static_cast<double>(comm_ns - std::exchange(last_comm_ns_, comm_ns)) / 1e9;
   if (first_of_epoch) return;  // the interval includes evaluation, saving, or the start of the program
-  step_seconds_ = step_seconds_ < 0 ? seconds : (1 - kSmoothing) * step_seconds_ + kSmoothing * seconds;
+  const double weight = step_seconds_ < 0 ? 1 : kSmoothing;
+  step_seconds_ += weight * (seconds - step_seconds_);
+  comm_seconds_ += weight * (comm_seconds - comm_seconds_);
 }
 
 void ProgressBar::draw(const NamedValues& values) {
@@ -199,6 +208,7 @@ void ProgressBar::draw(const NamedValues& values) {
     if (options_.samples_per_step > 0)
       state.samples_per_second = static_cast<double>(options_.samples_per_step) / step_seconds_;
     state.steps_per_second = 1 / step_seconds_;
+    if (options_.comm) state.comm_fraction = std::clamp(comm_seconds_ / step_seconds_, 0.0, 1.0);
     state.seconds_left =
         step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, options_.num_epochs * per_epoch - steps_));
   }

@@ -22,11 +22,12 @@ struct ProgressBarState {
   NamedValues values = {};
   double samples_per_second = -1;  ///< negative: unknown, not displayed
   double steps_per_second = -1;    ///< likewise; displayed when samples/s are unknown
+  double comm_fraction = -1;       ///< of a step, in operations between ranks; negative: not displayed
   double seconds_left = -1;        ///< negative: unknown
 };
 
 /// Formats the line, without a line end:
-///   epoch 2/3  ━━━━━━━━━━━━━━━━━━━━╸─────────  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  ETA 0:41
+///   epoch 2/3  ━━━━━━━━━━━━━━━━━━━━╸─────────  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  comm 12%  ETA 0:41
 /// The line is narrower than `columns`: first the bar is shortened, then the least important fields are dropped. With 0
 /// columns (no terminal) it has all fields except the bar. Pure.
 std::string format_progress_line(const ProgressBarState& state, int columns);
@@ -41,6 +42,7 @@ struct ProgressBarOptions {
   std::int64_t steps_per_epoch = 1;
   std::int64_t steps_done = 0;                     ///< by earlier runs, when a run resumes
   std::int64_t samples_per_step = 0;               ///< of all ranks together; 0: display steps/s instead of samples/s
+  bool comm = false;                               ///< display the fraction of steps in operations between ranks
   std::chrono::milliseconds redraw_interval{200};  ///< between two redraws on a terminal
   std::chrono::milliseconds line_interval{10000};  ///< between two lines when stdout is not a terminal
   bool keep_last_line = true;  ///< keep the last line of an epoch on a terminal and always write it elsewhere;
@@ -90,6 +92,8 @@ class ProgressBar {
   OutputKind output_ = OutputKind::kNone;
   std::int64_t steps_;        // of all epochs
   double step_seconds_ = -1;  // smoothed; negative: unknown
+  double comm_seconds_ = 0;   // of a step, smoothed likewise
+  std::int64_t last_comm_ns_ = 0;
   Clock::time_point last_step_;
   Clock::time_point last_drawn_;
   bool has_open_row_ = false;  // the cursor is on a progress line that will be redrawn

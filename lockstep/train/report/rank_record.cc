@@ -72,8 +72,8 @@ void from_json(const JsonValue& json, OperationSpan& o) {
 }
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, host, clock, monotonic_ns, unix_ns, num_steps, seconds,
-                                   phase_seconds, peak_bytes, step_ms, cpu_cores, memory_mib, device_mib, phase_ms,
-                                   steps, operations)
+                                   phase_seconds, comm_seconds, peak_bytes, step_ms, cpu_cores, memory_mib, device_mib,
+                                   phase_ms, steps, operations)
 
 ResourceUsage ResourceUsage::now() {
   rusage usage{};
@@ -125,6 +125,7 @@ void RankRecorder::add(std::int64_t step, const StepTimes& times, std::uint64_t 
   const auto phases = times.phase_seconds();
   ++record_.num_steps;
   record_.seconds += times.seconds();
+  record_.comm_seconds += static_cast<double>(times.comm_ns) / 1e9;
   record_.step_ms.add(x, times.seconds() * 1e3);
   for (std::size_t i = 0; i < kNumPhases; ++i) {
     record_.phase_seconds[i] += phases[i];

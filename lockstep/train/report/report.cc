@@ -181,8 +181,8 @@ std::string rank_chart_card(const std::string& title, const std::vector<RankReco
   return card(title, shown_ranks_paragraph(series.size(), ranks.size()) + line_chart(series) + make_legend(series));
 }
 
-std::string phase_percent(const RankRecord& record, std::size_t phase) {
-  const double part = record.seconds > 0 ? record.phase_seconds[phase] / record.seconds : 0;
+std::string percent_of_steps(const RankRecord& record, double seconds) {
+  const double part = record.seconds > 0 ? seconds / record.seconds : 0;
   char text[16];
   std::snprintf(text, sizeof text, "%.1f%%", std::clamp(part, 0.0, 1.0) * 100);
   return text;
@@ -191,9 +191,11 @@ std::string phase_percent(const RankRecord& record, std::size_t phase) {
 std::string table_row(const RankRecord& record) {
   std::string bar, percents;
   for (std::size_t i = 0; i < kNumPhases; ++i) {
-    bar += "<i class=\"" + color_class(i) + "\" style=\"width: " + phase_percent(record, i) + "\"></i>";
-    percents += "<td>" + phase_percent(record, i) + "</td>";
+    const std::string percent = percent_of_steps(record, record.phase_seconds[i]);
+    bar += "<i class=\"" + color_class(i) + "\" style=\"width: " + percent + "\"></i>";
+    percents += "<td>" + percent + "</td>";
   }
+  percents += "<td>" + percent_of_steps(record, record.comm_seconds) + "</td>";
   double cores = 0, count = 0;
   for (const CurvePoint& point : record.cpu_cores.points()) {
     cores += point.sum;
@@ -211,6 +213,7 @@ std::string rank_table_card(const std::vector<RankRecord>& ranks) {
   for (std::size_t i = 0; i < shown; ++i) rows += table_row(ranks[i]);
   std::string head = "<tr><th>rank</th><th>host</th><th>ms per step</th><th>phases</th>";
   for (const std::string_view name : kPhaseNames) head += "<th>" + std::string(name) + "</th>";
+  head += "<th>comm</th>";
   return card("ranks",
               shown_ranks_paragraph(shown, ranks.size()) + "<div class=\"scroll\"><table>" + head +
                   "<th>cores used</th><th>peak MiB</th></tr>" + rows + "</table></div>",

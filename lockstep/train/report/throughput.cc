@@ -19,7 +19,8 @@ Throughput::Throughput(const ThroughputOptions& options) : options_(options) {
 }
 
 void Throughput::add(const StepTimes& times, std::int64_t samples) {
-  const Step step{times.seconds(), static_cast<double>(samples), times.phase_seconds()};
+  const Step step{times.seconds(), static_cast<double>(samples), static_cast<double>(times.comm_ns) / 1e9,
+                  times.phase_seconds()};
   if (steps_.size() < static_cast<std::size_t>(options_.window)) {
     steps_.push_back(step);
     return;
@@ -33,6 +34,7 @@ Rates Throughput::rates() const {
   for (const Step& step : steps_) {
     sum.seconds += step.seconds;
     sum.samples += step.samples;
+    sum.comm_seconds += step.comm_seconds;
     for (std::size_t i = 0; i < kNumPhases; ++i) sum.phases[i] += step.phases[i];
   }
   Rates rates;
@@ -40,6 +42,7 @@ Rates Throughput::rates() const {
   rates.steps_per_second = static_cast<double>(steps_.size()) / sum.seconds;
   rates.samples_per_second = sum.samples / sum.seconds;
   for (std::size_t i = 0; i < kNumPhases; ++i) rates.phase_fractions[i] = sum.phases[i] / sum.seconds;
+  rates.comm_fraction = std::clamp(sum.comm_seconds / sum.seconds, 0.0, 1.0);
   if (options_.peak_flops > 0) rates.mfu = options_.flops_per_step * rates.steps_per_second / options_.peak_flops;
   return rates;
 }
@@ -54,6 +57,7 @@ NamedValues Throughput::values() const {
     other -= now.phase_fractions[i];
   }
   values.emplace_back("time/other", std::max(0.0, other));
+  if (options_.comm) values.emplace_back("time/comm", now.comm_fraction);
   if (now.mfu >= 0) values.emplace_back("throughput/mfu", now.mfu);
   return values;
 }

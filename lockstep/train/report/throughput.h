@@ -15,6 +15,7 @@ struct ThroughputOptions {
   double flops_per_step = 0;  ///< floating-point operations of the model in a step on this rank: about 6 * parameters *
                               ///< tokens for a transformer; 0: no MFU
   double peak_flops = 0;      ///< peak floating-point operations per second of its device; 0: no MFU
+  bool comm = false;          ///< name the time in operations between ranks
 };
 
 /// Averages over the window.
@@ -22,7 +23,8 @@ struct Rates {
   double steps_per_second = 0;
   double samples_per_second = 0;
   std::array<double, kNumPhases> phase_fractions{};  ///< fractions of the step time; the rest to 1 is outside of phases
-  double mfu = -1;  ///< model FLOPs utilization: fraction of peak_flops; negative: unknown
+  double comm_fraction = 0;  ///< fraction of the step time in operations between ranks; it is part of the phases
+  double mfu = -1;           ///< model FLOPs utilization: fraction of peak_flops; negative: unknown
 };
 
 /// Averages the speed of the most recent steps. Used by one thread.
@@ -36,13 +38,14 @@ class Throughput {
   /// Zeros before the first step.
   Rates rates() const;
   /// The rates by name, for loggers: throughput/steps_per_second, throughput/samples_per_second, time/data ...
-  /// time/other (fractions of a step), and throughput/mfu if known.
+  /// time/other and time/comm (fractions of a step), and throughput/mfu if known.
   NamedValues values() const;
 
  private:
   struct Step {
     double seconds = 0;
     double samples = 0;
+    double comm_seconds = 0;
     std::array<double, kNumPhases> phases{};
   };
   ThroughputOptions options_;

@@ -49,6 +49,13 @@ TEST(FormatProgressLine, OmitsTheBarWithoutATerminal) {
             "epoch 2/3  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  ETA 0:41");
 }
 
+TEST(FormatProgressLine, ShowsTheTimeBetweenRanksIfThereIsRoom) {
+  ProgressBarState state = kState;
+  state.comm_fraction = 0.123;
+  EXPECT_THAT(format_progress_line(state, 0), HasSubstr("3.1k samples/s  comm 12%  ETA 0:41"));
+  EXPECT_EQ(format_progress_line(state, 100), format_progress_line(kState, 100)) << "it is dropped first";
+}
+
 TEST(FormatProgressLine, IsNarrowerThanTheTerminal) {
   for (int columns = 1; columns <= 200; ++columns)
     EXPECT_LT(display_width(format_progress_line(kState, columns)), static_cast<std::size_t>(columns))

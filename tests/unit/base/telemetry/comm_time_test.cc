@@ -1,0 +1,62 @@
+#include "lockstep/base/telemetry/comm_time.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+namespace lockstep::base::telemetry {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+
+/// Keeps this thread busy for that time of the monotonic clock; returns the time that has really passed.
+std::int64_t work_for(std::int64_t ns) {
+  const std::int64_t begin = monotonic_ns();
+  while (monotonic_ns() - begin < ns) std::this_thread::yield();
+  return monotonic_ns() - begin;
+}
+
+template <typename Action>
+std::int64_t counted(Action action) {
+  const std::int64_t before = CommTime::total_ns();
+  action();
+  return CommTime::total_ns() - before;
+}
+
+TEST(CommTime, CountsScopesOnceAndWithoutPauses) {
+  std::int64_t passed = 0;
+  const std::int64_t time = counted([&] {
+    const CommTime::Scope outer(true);
+    passed = work_for(20 * kMs);
+    {
+      const CommTime::Scope inner(true);
+      passed += work_for(20 * kMs);
+    }
+    const CommTime::Pause pause;
+    work_for(20 * kMs);
+  });
+  EXPECT_NEAR(static_cast<double>(time), static_cast<double>(passed), 0.1 * static_cast<double>(passed));
+}
+
+TEST(CommTime, DoesNotCountWhatWaitsForNobody) {
+  EXPECT_EQ(counted([] {
+              const CommTime::Scope scope(false);
+              const CommTime::Pause pause;
+              work_for(kMs);
+            }),
+            0);
+}
+
+TEST(CommTime, CountsOtherThreads) {
+  EXPECT_GE(counted([] {
+              std::thread([] {
+                const CommTime::Scope scope(true);
+                work_for(10 * kMs);
+              }).join();
+            }),
+            9 * kMs);
+}
+
+}  // namespace
+}  // namespace lockstep::base::telemetry
