@@ -54,10 +54,10 @@ class CommTime {
 
  private:
   struct Start {
-    std::int64_t ticks = telemetry::ticks(), ns = monotonic_ns();
+    std::int64_t ticks, ns;
   };
   static void add(std::int64_t passed) noexcept { total_ticks_.fetch_add(passed, std::memory_order_relaxed); }
-  inline static const Start start_;
+  inline static const Start start_{telemetry::ticks(), monotonic_ns()};
   inline static std::atomic<std::int64_t> total_ticks_{0};
   inline static constinit thread_local bool inside_ = false;
 };
