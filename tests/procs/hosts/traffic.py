@@ -5,6 +5,7 @@ Usage: traffic.py PATH_OF_BENCH_HOSTS_RANK [CASE...]. The default is all cases. 
 what they require.
 """
 
+import csv
 import pathlib
 import shutil
 import signal
@@ -114,6 +115,45 @@ def mnist_losses_match_over_mpi_and_tcp(cluster, binary):
         check(difference <= 1e-5, f"losses over {transport} and over tcp differ by {difference:.2e}")
 
 
+def trained_values(cluster, binary, jobs):
+    """Runs trainings at the same time, each on ranks on given hosts, and returns the last line of each metrics.csv."""
+    program = pathlib.Path(binary).parent / "procs_trainer_probe"
+    folders = [pathlib.Path(tempfile.mkdtemp(dir=cluster.folder)) for _ in jobs]
+    running = []
+    try:
+        for where, folder in zip(jobs, folders, strict=True):
+            running.append(Job(cluster, where, [program, folder, 40, 1400], QUIET))
+        for job in running:
+            job.end()
+    finally:
+        for job in running:
+            job.stop()
+    rows = []
+    for folder in folders:
+        with next(folder.glob("*/metrics.csv")).open(encoding="utf-8") as lines:
+            rows.append({name: float(value) for name, value in list(csv.DictReader(lines))[-1].items() if value})
+        report = next(folder.glob("*/report.html")).read_text(encoding="utf-8")
+        check("<th>comm</th>" in report, "the report has the time between ranks")
+    return rows
+
+
+def trainer_shows_time_and_bytes_between_hosts(cluster, binary):
+    """Beside the same ranks, each in a training of its own: what they take longer together is the exchange."""
+    cluster.shape("1gbit")
+    try:
+        (together,) = trained_values(cluster, binary, [[1, 2]])
+        alone = trained_values(cluster, binary, [[1], [2]])
+    finally:
+        cluster.unshape()
+    seconds = 1 / together["throughput/steps_per_second"]
+    computed = sum(1 / row["throughput/steps_per_second"] for row in alone) / 2
+    exchange, shown = (seconds - computed) / seconds, together["time/comm"]
+    check(abs(shown - exchange) <= 0.03, f"comm is {shown:.3f} of a step, and the exchange {exchange:.3f}")
+    check(all("time/comm" not in row for row in alone), "a single rank has none")
+    sent, due = together["throughput/sent_mb_per_second"] * seconds, 3 * 1400**2 * 4 / 1e6
+    check(0.95 * due < sent < 1.1 * due, f"a host sends {sent:.1f} MB a step for {due:.1f} MB of gradients")
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -121,6 +161,7 @@ CASES = {
         bfloat16_halves_traffic,
         average_hosts_every_4_quarters_traffic,
         host_failure_ends_job,
+        trainer_shows_time_and_bytes_between_hosts,
         mnist_losses_match_over_mpi_and_tcp,
     )
 }
