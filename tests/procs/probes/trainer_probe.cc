@@ -40,7 +40,7 @@ struct RepeatedBatch {
 int main(int argc, char** argv) try {
   if (argc != 4) throw lockstep::UsageError("expected FOLDER, STEPS and WIDTH");
   const std::int64_t steps = std::stoll(argv[2]), width = std::stoll(argv[3]);
-  lockstep::Trainer trainer({.max_steps = steps, .log_every_n_steps = 10, .folder = argv[1], .save_every_n_epochs = 0});
+  lockstep::Trainer trainer({.max_steps = steps, .folder = argv[1], .save_every_n_epochs = 0, .log_every_n_steps = 10});
   const auto samples = static_cast<std::size_t>(steps * kBatch * trainer.world().size());
   auto loader = lockstep::data::make_loader(
       RepeatedBatch{{torch::randn({kBatch, width}), torch::randn({kBatch, width})}, samples}, trainer.world(),
