@@ -1,19 +1,26 @@
 #include "lockstep/base/net/sent_bytes.h"
 
 #include <dirent.h>
-#include <linux/tcp.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "lockstep/base/parse.h"
 
 namespace lockstep::base::net {
 namespace {
+
+/// The beginning of the kernel's tcp_info. That of <netinet/tcp.h> ends before it counts bytes, and <linux/tcp.h>
+/// cannot be included with it.
+struct TcpInfo {
+  char before[120];
+  std::uint64_t bytes_acked;
+};
 
 /// The address of one end of a connection, without the port; empty for what is not a connection over IP.
 template <typename Query>
@@ -45,9 +52,9 @@ std::uint64_t SentBytes::total() {
     const int fd = number ? static_cast<int>(*number) : -1;
     struct stat status{};
     if (fd < 0 || ::fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode) || !is_to_other_host(fd)) continue;
-    tcp_info info{};
+    TcpInfo info{};
     socklen_t size = sizeof info;
-    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) now[status.st_ino] = info.tcpi_bytes_acked;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) now[status.st_ino] = info.bytes_acked;
   }
   for (const auto& [inode, bytes] : now) {
     const auto before = connections_.find(inode);
