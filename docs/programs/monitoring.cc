@@ -107,8 +107,9 @@ int train_and_monitor(int, char**) {
   auto curves = std::make_unique<training::CurveLogger>();  // for the report
   const training::CurveLogger& logged = *curves;
   loggers.add(std::move(curves));
-  training::ProgressBar progress(world.rank(), {.steps_per_epoch = 100, .samples_per_step = 16 * world.size()});
-  training::Throughput throughput({.window = 50});
+  training::ProgressBar progress(world.rank(),
+                                 {.steps_per_epoch = 100, .samples_per_step = 16 * world.size(), .comm = true});
+  training::Throughput throughput({.window = 50, .comm = true});
   training::RankRecorder recorder({.rank = world.rank(), .trace = true});
   training::PhaseTimer timer;
 

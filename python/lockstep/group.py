@@ -279,6 +279,13 @@ class Group:
         """How many steps have ended."""
         return self._group.steps()
 
+    @property
+    def comm_seconds(self) -> float:
+        """How long this process has been in operations between ranks, of all groups and models together: waiting for
+        other ranks, sending and receiving. Its growth in a step, divided by the step's time, is what the exchange
+        costs. What streams of a GPU wait for is not seen."""
+        return self._group.comm_seconds()
+
     def alive(self) -> None:
         """Reports that long work of this rank makes progress. Steps and operations do so by themselves."""
         self._group.alive()

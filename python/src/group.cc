@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/init.h"
@@ -210,6 +211,8 @@ void bind_group(py::module_& module) {
       .def("split_by_host", &Group::split_by_host, WithoutGil())
       .def("step", &Group::step)
       .def("steps", &Group::steps)
+      .def("comm_seconds",
+           [](const Group&) { return static_cast<double>(base::telemetry::CommTime::total_ns()) / 1e9; })
       .def("alive", &Group::alive)
       .def("busy", [](const Group&, const std::string& what) { return std::make_unique<comm::BusyScope>(what); })
       .def("stop_requested", [](const Group& self) {

@@ -136,6 +136,24 @@ def test_facts(world):
     assert world.steps == steps + 1
 
 
+@on_ranks(1, 3)
+def test_comm_seconds(world):
+    own_work = 0.0 if world.rank == 0 else 0.3
+    before = world.comm_seconds
+    for operation in (
+        world.barrier,
+        lambda: world.all_reduce(torch.ones(4)),
+        lambda: world.all_reduce_async(torch.ones(4)).wait(),
+    ):
+        time.sleep(own_work)
+        operation()
+    waited = world.all_gather_object(world.comm_seconds - before)
+    if world.size == 1:
+        assert waited[0] < 0.1
+    else:
+        assert waited[0] > 0.8 and waited[1] + waited[2] < 0.3 * waited[0], waited
+
+
 @on_ranks(2)
 def test_invalid_arguments(world):
     with pytest.raises(lockstep.UsageError, match='op is "average"|expected one of'):

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 

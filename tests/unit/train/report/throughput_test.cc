@@ -113,6 +113,14 @@ TEST(Throughput, NamesItsValues) {
                   Pair("time/optimizer", near(0.1)), Pair("time/other", near(0.1))));
 }
 
+TEST(Throughput, NamesTheTimeBetweenRanksIfAsked) {
+  Throughput throughput({.comm = true});
+  StepTimes times = ten_ms_step();
+  times.comm_ns = 2'500'000;
+  throughput.add(times, 1);
+  EXPECT_THAT(throughput.values(), testing::Contains(Pair("time/comm", DoubleNear(0.25, 1e-9))));
+}
+
 TEST(Throughput, RejectsInvalidOptions) {
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }),
             "ThroughputOptions: window is 0; expected 1 or more");
