@@ -16,10 +16,11 @@
 
 namespace {
 
-constexpr int kCells = 32;  // side of the field
+constexpr int kCells = 32;          // side of the field
+constexpr std::int64_t kBatch = 8;  // problems per step and domain
 
 struct Options {
-  std::int64_t ranks_per_domain = 1, steps = 300, batch_size = 8;
+  std::int64_t ranks_per_domain = 1, steps = 300;
   std::string picture;
 };
 
@@ -99,28 +100,21 @@ lockstep::Group group_of(MPI_Comm comm, lockstep::Group& world) {
 }
 // docs: end group
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    for (const auto& [from, to] : {std::pair{1, 24}, {24, 24}, {24, 24}, {24, 1}})
-      layers->push_back(
-          torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 5).padding(2).padding_mode(torch::kCircular)));
-    register_module("layers", layers);
+torch::nn::Sequential make_net() {
+  torch::nn::Sequential net;
+  for (const auto& [from, to] : {std::pair{1, 24}, {24, 24}, {24, 24}}) {
+    net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 5).padding(2).padding_mode(torch::kCircular)));
+    net->push_back(torch::nn::GELU());
   }
-  torch::Tensor forward(const torch::Tensor& field) {
-    torch::Tensor x = field;
-    for (std::size_t i = 0; i < layers->size(); ++i)
-      x = layers[i]->as<torch::nn::Conv2d>()->forward(i > 0 ? torch::gelu(x) : x);
-    return field + x;
-  }
-  torch::nn::ModuleList layers;
-};
-TORCH_MODULE(Net);
+  net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(24, 1, 5).padding(2).padding_mode(torch::kCircular)));
+  return net;
+}
 
-/// Solves `count` problems; returns the fields before and after, [2, count, 1, kCells, kCells], on the domain's first
-/// rank.
-torch::Tensor solve(Solver& solver, std::int64_t count, std::uint64_t first_seed) {
+/// Solves a batch of problems; returns the fields before and after, [2, kBatch, 1, kCells, kCells], on the domain's
+/// first rank.
+torch::Tensor solve(Solver& solver, std::uint64_t first_seed) {
   std::vector<torch::Tensor> before, after;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; i < kBatch; ++i) {
     const torch::Tensor field = random_field(first_seed + static_cast<std::uint64_t>(i));
     std::copy_n(field[solver.first_row()].data_ptr<float>(), solver.rows() * kCells, solver.row(0));
     solver.advance(/*time_steps=*/25);
@@ -147,7 +141,7 @@ void solve_and_train(const Options& options, MPI_Comm domain, MPI_Comm learners,
   Solver solver(domain);
   const bool learns = solver.first_row() == 0;
   lockstep::seed_everything(1);
-  Net net;
+  torch::nn::Sequential net = make_net();  // predicts the change
   std::optional<lockstep::DistributedDataParallel> ddp;
   std::optional<lockstep::optim::AdamW> optimizer;
   if (learns) {
@@ -155,20 +149,20 @@ void solve_and_train(const Options& options, MPI_Comm domain, MPI_Comm learners,
     optimizer.emplace(*ddp, lockstep::optim::AdamWOptions{.lr = 2e-3});
   }
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    const auto problem = static_cast<std::uint64_t>((step * group.size() + group.rank()) * options.batch_size);
-    const torch::Tensor fields = solve(solver, options.batch_size, problem);  // all ranks of the domain
+    const auto problem = static_cast<std::uint64_t>((step * group.size() + group.rank()) * kBatch);
+    const torch::Tensor fields = solve(solver, problem);  // all ranks of the domain
     if (!learns) continue;
     optimizer->zero_grad();
-    const torch::Tensor loss = torch::mse_loss(net->forward(fields[0]), fields[1]);
+    const torch::Tensor loss = torch::mse_loss(fields[0] + net->forward(fields[0]), fields[1]);
     loss.backward();
     optimizer->step();
   }
   // docs: end training
   const std::uint64_t unseen = std::uint64_t{1} << 40;
-  const torch::Tensor fields = solve(solver, 8, unseen + static_cast<std::uint64_t>(8 * group.rank()));
+  const torch::Tensor fields = solve(solver, unseen + static_cast<std::uint64_t>(kBatch * group.rank()));
   if (!learns) return;
   const torch::NoGradGuard no_grad;
-  const torch::Tensor predicted = net->forward(fields[0]);
+  const torch::Tensor predicted = fields[0] + net->forward(fields[0]);
   torch::Tensor errors = torch::stack({torch::mse_loss(predicted, fields[1]), torch::mse_loss(fields[0], fields[1])});
   group.all_reduce(errors);
   if (group.rank() != 0) return;
@@ -185,7 +179,6 @@ void run(int argc, char** argv) {
   examples::Arguments arguments("Solves flow problems with MPI, and trains a network that predicts the results.");
   arguments.integer("--ranks-per-domain", options.ranks_per_domain, 1, 64, "MPI ranks that solve a problem together");
   arguments.integer("--steps", options.steps, 1, 1000000, "updates of the network");
-  arguments.integer("--batch-size", options.batch_size, 1, 1000, "problems per step and domain");
   arguments.text("--picture", options.picture, "write fields before, after and predicted to this PNG file");
   arguments.parse(argc, argv);
   if (size % options.ranks_per_domain != 0 || kCells % options.ranks_per_domain != 0)
