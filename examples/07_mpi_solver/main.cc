@@ -19,11 +19,6 @@ namespace {
 constexpr int kCells = 32;          // side of the field
 constexpr std::int64_t kBatch = 8;  // problems per step and domain
 
-struct Options {
-  std::int64_t ranks_per_domain = 1, steps = 300;
-  std::string picture;
-};
-
 /// A square periodic field in rows, of which each rank of the domain has some: u_t + u (u_x + u_y) = nu (u_xx + u_yy).
 class Solver {
  public:
@@ -39,8 +34,12 @@ class Solver {
   float* row(int i) { return field_.data() + (i + 1) * kCells; }
 
   void advance(int time_steps) {
+    const int up = (rank_ + size_ - 1) % size_, down = (rank_ + 1) % size_;
     for (int step = 0; step < time_steps; ++step) {
-      exchange_rows();
+      MPI_Sendrecv(row(0), kCells, MPI_FLOAT, up, 0, row(rows_), kCells, MPI_FLOAT, down, 0, domain_,
+                   MPI_STATUS_IGNORE);
+      MPI_Sendrecv(row(rows_ - 1), kCells, MPI_FLOAT, down, 1, row(-1), kCells, MPI_FLOAT, up, 1, domain_,
+                   MPI_STATUS_IGNORE);
       for (int i = 0; i < rows_; ++i) update_row(i);
       field_.swap(next_);
     }
@@ -54,12 +53,6 @@ class Solver {
   }
 
  private:
-  void exchange_rows() {
-    const int up = (rank_ + size_ - 1) % size_, down = (rank_ + 1) % size_;
-    MPI_Sendrecv(row(0), kCells, MPI_FLOAT, up, 0, row(rows_), kCells, MPI_FLOAT, down, 0, domain_, MPI_STATUS_IGNORE);
-    MPI_Sendrecv(row(rows_ - 1), kCells, MPI_FLOAT, down, 1, row(-1), kCells, MPI_FLOAT, up, 1, domain_,
-                 MPI_STATUS_IGNORE);
-  }
   void update_row(int i) {
     constexpr float kTimeStep = 0.1F, kViscosity = 0.2F;
     const float *here = row(i), *above = row(i - 1), *below = row(i + 1);
@@ -135,7 +128,8 @@ void write_picture(const std::string& path, const torch::Tensor& fields, const t
   std::ofstream(path, std::ios::binary) << lockstep::training::encode_png(lockstep::training::make_image(all));
 }
 
-void solve_and_train(const Options& options, MPI_Comm domain, MPI_Comm learners, lockstep::Group& world) {
+void solve_and_train(MPI_Comm domain, MPI_Comm learners, lockstep::Group& world, std::int64_t steps,
+                     const std::string& picture) {
   // docs: begin training
   lockstep::Group group = group_of(learners, world);
   Solver solver(domain);
@@ -148,7 +142,7 @@ void solve_and_train(const Options& options, MPI_Comm domain, MPI_Comm learners,
     ddp.emplace(net, group);
     optimizer.emplace(*ddp, lockstep::optim::AdamWOptions{.lr = 2e-3});
   }
-  for (std::int64_t step = 0; step < options.steps; ++step) {
+  for (std::int64_t step = 0; step < steps; ++step) {
     const auto problem = static_cast<std::uint64_t>((step * group.size() + group.rank()) * kBatch);
     const torch::Tensor fields = solve(solver, problem);  // all ranks of the domain
     if (!learns) continue;
@@ -167,36 +161,37 @@ void solve_and_train(const Options& options, MPI_Comm domain, MPI_Comm learners,
   group.all_reduce(errors);
   if (group.rank() != 0) return;
   std::printf("%d domains of %d ranks: the network's error is %.4f of that of an unchanged field\n", group.size(),
-              static_cast<int>(options.ranks_per_domain), (errors[0] / errors[1]).item<double>());
-  if (!options.picture.empty()) write_picture(options.picture, fields, predicted);
+              world.size() / group.size(), (errors[0] / errors[1]).item<double>());
+  if (!picture.empty()) write_picture(picture, fields, predicted);
 }
 
 void run(int argc, char** argv) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  Options options;
+  std::int64_t per_domain = 1, steps = 300;
+  std::string picture;
   examples::Arguments arguments("Solves flow problems with MPI, and trains a network that predicts the results.");
-  arguments.integer("--ranks-per-domain", options.ranks_per_domain, 1, 64, "MPI ranks that solve a problem together");
-  arguments.integer("--steps", options.steps, 1, 1000000, "updates of the network");
-  arguments.text("--picture", options.picture, "write fields before, after and predicted to this PNG file");
+  arguments.integer("--ranks-per-domain", per_domain, 1, 64, "MPI ranks that solve a problem together");
+  arguments.integer("--steps", steps, 1, 1000000, "updates of the network");
+  arguments.text("--picture", picture, "write fields before, after and predicted to this PNG file");
   arguments.parse(argc, argv);
-  if (size % options.ranks_per_domain != 0 || kCells % options.ranks_per_domain != 0)
-    throw lockstep::UsageError("--ranks-per-domain is \"" + std::to_string(options.ranks_per_domain) +
+  if (size % per_domain != 0 || kCells % per_domain != 0)
+    throw lockstep::UsageError("--ranks-per-domain is \"" + std::to_string(per_domain) +
                                "\"; expected a divisor of the number of ranks, " + std::to_string(size) + ", and of " +
                                std::to_string(kCells));
   MPI_Comm domain, learners;
-  const auto per_domain = static_cast<int>(options.ranks_per_domain);
-  MPI_Comm_split(MPI_COMM_WORLD, rank / per_domain, rank, &domain);
-  MPI_Comm_split(MPI_COMM_WORLD, rank % per_domain, rank, &learners);
+  MPI_Comm_split(MPI_COMM_WORLD, rank / static_cast<int>(per_domain), rank, &domain);
+  MPI_Comm_split(MPI_COMM_WORLD, rank % static_cast<int>(per_domain), rank, &learners);
   lockstep::Group world = lockstep::init();
-  solve_and_train(options, domain, learners, world);
+  solve_and_train(domain, learners, world, steps, picture);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
+  int threads = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);  // Lockstep calls MPI in other threads
   try {
     run(argc, argv);
   } catch (const lockstep::Error& error) {
