@@ -130,7 +130,6 @@ void write_picture(const std::string& path, const torch::Tensor& fields, const t
 
 void solve_and_train(MPI_Comm domain, MPI_Comm learners, lockstep::Group& world, std::int64_t steps,
                      const std::string& picture) {
-  // docs: begin training
   lockstep::Group group = group_of(learners, world);
   Solver solver(domain);
   const bool learns = solver.first_row() == 0;
@@ -151,9 +150,8 @@ void solve_and_train(MPI_Comm domain, MPI_Comm learners, lockstep::Group& world,
     loss.backward();
     optimizer->step();
   }
-  // docs: end training
-  const std::uint64_t unseen = std::uint64_t{1} << 40;
-  const torch::Tensor fields = solve(solver, unseen + static_cast<std::uint64_t>(kBatch * group.rank()));
+  const torch::Tensor fields =
+      solve(solver, (1ULL << 40) + static_cast<std::uint64_t>(kBatch * group.rank()));  // unseen
   if (!learns) return;
   const torch::NoGradGuard no_grad;
   const torch::Tensor predicted = fields[0] + net->forward(fields[0]);
