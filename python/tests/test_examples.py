@@ -4,9 +4,11 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 
 import pytest
 import torch
@@ -172,3 +174,57 @@ def test_gpt_resumes_with_the_same_bits(tmp_path, program):
         assert losses == whole
         a, b = (load_file(tmp_path / name) for name in ("whole.safetensors", file))
         assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def pixels_of(file, side):
+    """Returns the pixels of a square grey PNG image whose rows have no filter or filters of the previous byte."""
+    data = file.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    size, packed = 8, b""
+    while size < len(data):
+        length, kind = int.from_bytes(data[size : size + 4], "big"), data[size + 4 : size + 8]
+        content = data[size + 8 : size + 8 + length]
+        if kind == b"IHDR":
+            assert content == side.to_bytes(4, "big") * 2 + b"\x08\0\0\0\0"
+        packed += content * (kind == b"IDAT")
+        size += length + 12
+    rows = zlib.decompress(packed)
+    assert len(rows) == side * (side + 1)
+    return torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(side, side + 1)[:, 1:].float()
+
+
+@pytest.mark.parametrize(
+    "command, side, options",
+    [
+        ([LOCKSTEP.parent / "06_dcgan"], 8 * 28, []),
+        ([sys.executable, EXAMPLES / "stylegan.py"], 8 * 32, ["--gamma", 0.5]),
+    ],
+)
+def test_images(tmp_path, command, side, options):
+    """With a batch for each rank that is not 64, as the picture has; the pictures of two epochs differ."""
+    write_digits(tmp_path, 96)
+    options = ["--data", tmp_path, "--width", 8, "--batch-size", 24, *options]
+    pictures = []
+    for epochs in (1, 2):
+        _, said = losses_of(tmp_path, 2, command, [*options, "--epochs", epochs], log=False)
+        losses = re.findall(rf"epoch {epochs}: loss.* (\d+\.\d+),? .* (\d+\.\d+)", said)
+        assert len(losses) == 1 and all(0 < float(loss) < 20 for loss in losses[0]), said
+        pictures.append(pixels_of(tmp_path / "samples.png", side))
+        assert pictures[-1].std() > 0
+    assert not torch.equal(*pictures)
+
+
+@pytest.mark.parametrize("ranks, per_domain", [(4, 2), (3, 1)])
+def test_mpi_solver(tmp_path, ranks, per_domain):
+    program = LOCKSTEP.parent / "07_mpi_solver"
+    if not program.exists() or not shutil.which("mpirun"):
+        pytest.skip("needs mpirun")
+    options = ["--ranks-per-domain", per_domain, "--steps", 40, "--picture", "fields.png"]
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", ranks, program, *options]
+    done = subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = rf"{ranks // per_domain} domains of {per_domain} ranks: the network's error is (0\.\d+) of that"
+    assert float(re.search(said, done.stdout)[1]) < 0.2
+    assert (tmp_path / "fields.png").stat().st_size > 1000
