@@ -181,7 +181,7 @@ def main():
             loss_d, loss_g, penalty = (sums / len(loader)).tolist()
             rate = len(loader) * args.batch_size / (time.monotonic() - begin)
             print(
-                f"epoch {epoch + 1}: losses {loss_d:.3f} and {loss_g:.3f}, R1 {penalty:.3f}, {rate:.0f} images/s",
+                f"epoch {epoch + 1}: losses {loss_d:.3f} and {loss_g:.3f}, R1 {penalty:.2g}, {rate:.0f} images/s",
                 flush=True,
             )
             with torch.no_grad():
