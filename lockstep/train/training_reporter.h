@@ -7,8 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/net/sent_bytes.h"
-#include "lockstep/comm/gpu/nvml.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/train/loggers/logger_collection.h"
 #include "lockstep/train/metrics/metrics.h"
@@ -16,6 +14,7 @@
 #include "lockstep/train/report/phase_timer.h"
 #include "lockstep/train/report/progress_bar.h"
 #include "lockstep/train/report/rank_record.h"
+#include "lockstep/train/report/resource_usage.h"
 #include "lockstep/train/report/throughput.h"
 #include "lockstep/train/trainer_options.h"
 
@@ -70,7 +69,7 @@ class TrainingReporter {
     std::int64_t read_ns = 0;
     std::uint64_t sent_bytes = 0;
     double megabytes_per_second = 0;
-    std::optional<comm::gpu::GpuUse> gpu;
+    std::optional<GpuUse> gpu;
   };
 
   std::uint64_t device_bytes() const;
@@ -87,8 +86,8 @@ class TrainingReporter {
   Throughput throughput_;
   std::optional<RankRecorder> recorder_;
   LoggerCollection loggers_;
-  base::net::SentBytes sent_bytes_;
-  std::optional<comm::gpu::GpuMonitor> gpu_monitor_;
+  SentBytes sent_bytes_;
+  std::optional<GpuMonitor> gpu_monitor_;
   Usage usage_;
   NamedValues mean_usage_;
   const CurveLogger* curves_ = nullptr;  // owned by loggers_

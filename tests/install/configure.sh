@@ -96,7 +96,8 @@ case "$situation" in
     ;;
   no_optional)
     configure -DTorch_DIR="$torch/share/cmake/Torch" -DCMAKE_IGNORE_PATH="/usr/include;/usr/local/include" \
-      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DLOCKSTEP_SODIUM_INCLUDE=/usr/include \
+      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include \
+      -DLOCKSTEP_SODIUM_INCLUDE=/usr/include -DLOCKSTEP_CLI11_INCLUDE=/usr/include \
       -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
     expect "package libgloo-dev"
     expect "package libjpeg-dev"

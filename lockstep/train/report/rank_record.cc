@@ -1,6 +1,5 @@
 #include "lockstep/train/report/rank_record.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,22 +73,6 @@ void from_json(const JsonValue& json, OperationSpan& o) {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, host, clock, monotonic_ns, unix_ns, num_steps, seconds,
                                    phase_seconds, comm_seconds, peak_bytes, step_ms, cpu_cores, memory_mib, device_mib,
                                    phase_ms, steps, operations)
-
-ResourceUsage ResourceUsage::now() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
-  };
-  std::uint64_t all_pages = 0, resident_pages = 0;
-  std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
-  ResourceUsage use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
-                    .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
-                    .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
-  // The kernel updates them at different times.
-  use.peak_resident_bytes = std::max(use.peak_resident_bytes, use.resident_bytes);
-  return use;
-}
 
 std::string to_text(const RankRecord& record) {
   return JsonValue(record).dump(-1, ' ', false, JsonValue::error_handler_t::replace);

@@ -9,18 +9,9 @@
 
 #include "lockstep/train/report/curve.h"
 #include "lockstep/train/report/phase_timer.h"
+#include "lockstep/train/report/resource_usage.h"
 
 namespace lockstep::training::inline report {
-
-/// Resource usage of this process.
-struct ResourceUsage {
-  double cpu_seconds = 0;                 ///< of all threads, since the start of the process
-  std::uint64_t resident_bytes = 0;       ///< current memory, including shared pages
-  std::uint64_t peak_resident_bytes = 0;  ///< maximum of resident_bytes
-
-  /// Reads the current values from the kernel; takes about 10 us.
-  static ResourceUsage now();
-};
 
 /// An operation between ranks on one rank, from its call to its end.
 struct OperationSpan {

@@ -1,18 +1,22 @@
-#include "lockstep/base/net/sent_bytes.h"
+#include "lockstep/train/report/resource_usage.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::base::net {
+namespace lockstep::training::inline report {
 namespace {
 
 /// The beginning of the kernel's tcp_info. That of <netinet/tcp.h> ends before it counts bytes, and <linux/tcp.h>
@@ -42,7 +46,38 @@ bool is_to_other_host(int fd) {
   return !peer.empty() && peer != address_of(fd, ::getsockname);
 }
 
+// As in nvml.h, which does not change them.
+struct Utilization {
+  unsigned gpu, memory;  // percent of time
+};
+struct Memory {
+  unsigned long long total, free, used;
+};
+
+/// Calls a function of NVML; returns whether it exists and succeeded.
+template <typename... Args>
+bool call(void* library, const char* name, Args... args) {
+  auto* const function = library ? reinterpret_cast<int (*)(Args...)>(::dlsym(library, name)) : nullptr;
+  return function && function(args...) == 0;
+}
+
 }  // namespace
+
+ResourceUsage ResourceUsage::now() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  std::uint64_t all_pages = 0, resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
+  ResourceUsage use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
+                    .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+                    .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
+  // The kernel updates them at different times.
+  use.peak_resident_bytes = std::max(use.peak_resident_bytes, use.resident_bytes);
+  return use;
+}
 
 std::uint64_t SentBytes::total() {
   std::map<std::uint64_t, std::uint64_t> now;
@@ -66,4 +101,19 @@ std::uint64_t SentBytes::total() {
   return total_;
 }
 
-}  // namespace lockstep::base::net
+GpuMonitor::GpuMonitor(const std::string& uuid, const char* library)
+    : library_(::dlopen(library, RTLD_LAZY | RTLD_LOCAL)) {
+  if (!call(library_, "nvmlInit_v2") || !call(library_, "nvmlDeviceGetHandleByUUID", uuid.c_str(), &device_))
+    device_ = nullptr;
+}
+
+std::optional<GpuUse> GpuMonitor::read() const {
+  Utilization use{};
+  Memory memory{};
+  if (!device_ || !call(library_, "nvmlDeviceGetUtilizationRates", device_, &use) ||
+      !call(library_, "nvmlDeviceGetMemoryInfo", device_, &memory))
+    return std::nullopt;
+  return GpuUse{use.gpu / 100.0, memory.used};
+}
+
+}  // namespace lockstep::training::inline report
