@@ -1,5 +1,6 @@
 #include "lockstep/amp/grad_scaler.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
