@@ -1,6 +1,7 @@
 #include "lockstep/amp/master_weights.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "lockstep/base/error.h"
 

@@ -1,6 +1,7 @@
 #include "lockstep/nn/sync_batch_norm_function.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 

@@ -1,6 +1,7 @@
 #include "lockstep/train/metrics/metrics.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 #include "lockstep/train/metrics/tensor_conversion.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <sstream>
 
