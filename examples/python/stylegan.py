@@ -30,7 +30,7 @@ def parse_arguments():
     parser.add_argument("--epochs", type=int, default=20, help="passes over the images")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step, over all ranks")
     parser.add_argument("--width", type=int, default=64, help="channels of the layers, and numbers in a style")
-    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of both models")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of both models")
     parser.add_argument("--gamma", type=float, default=1.0, help="weight of the R1 penalty")
     parser.add_argument("--ema", type=float, default=0.995, help="what each step keeps of the average")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights, noise and the order of the images")
@@ -44,6 +44,7 @@ class ModulatedConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
         self.scale = nn.Linear(style, inputs)
+        nn.init.normal_(self.scale.weight, std=style**-0.5)
         nn.init.ones_(self.scale.bias)
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.demodulate, self.gain = demodulate, (inputs * kernel**2) ** -0.5
@@ -84,6 +85,8 @@ class Generator(nn.Module):
         self.mapping = nn.Sequential(
             *(layer for _ in range(3) for layer in (nn.Linear(width, width), nn.LeakyReLU(0.2)))
         )
+        for layer in self.mapping[::2]:
+            nn.init.kaiming_normal_(layer.weight, 0.2)  # images differ from the beginning
         self.start = nn.Parameter(torch.randn(1, width, 4, 4))
         self.blocks = nn.ModuleList(Block(width) for _ in range(3))
 
