@@ -12,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/job/fatal.h"
@@ -201,6 +202,7 @@ Work Group::Impl::post(CollectiveRequest request) {
 
 void Group::Impl::execute(CollectiveRequest& request) {
   channel_.throw_if_closed();
+  const base::telemetry::CommTime::Operation time(members.size() > 1 && channel::DeadlockDetector::is_program_thread());
   const c10::OptionalStreamGuard stream(request.stream);
   const channel::CallSignature mine = channel::make_signature(request.op, request.shape);
   if (members.size() == 1 || request.prepare || request.shape.may_shapes_differ || !execute_checked(request, mine)) {
@@ -210,7 +212,7 @@ void Group::Impl::execute(CollectiveRequest& request) {
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
   }
-  channel_.end(request.op.flight_id);
+  time.add(channel_.end(request.op.flight_id));
   if (!request.complete) return;
   const at::NoGradGuard no_grad;
   request.complete();

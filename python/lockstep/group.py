@@ -281,8 +281,8 @@ class Group:
 
     @property
     def comm_seconds(self) -> float:
-        """How long this process has been in operations between ranks, of all groups and models together: waiting for
-        other ranks, sending and receiving. Its growth in a step, divided by the step's time, is what the exchange
+        """How long the calling thread has been in operations between ranks, of all groups and models together: waiting
+        for other ranks, sending and receiving. Its growth in a step, divided by the step's time, is what the exchange
         costs. What streams of a GPU wait for is not seen."""
         return self._group.comm_seconds()
 

@@ -114,11 +114,15 @@ struct FlightRing {
     return number;
   }
 
-  /// Records that operation `number` has finished. Has no effect if its entry has been overwritten.
-  void end(std::uint64_t number) noexcept {
+  /// Records that operation `number` has finished, and returns how many ticks it took. Has no effect and returns 0 if
+  /// its entry has been overwritten.
+  std::int64_t end(std::uint64_t number) noexcept {
     FlightEntry& entry = entries[number % kEntries];
     // The number differs if 4096 later operations have started.
-    if (entry.number.load(std::memory_order_relaxed) == number) entry.ended.store(ticks(), std::memory_order_release);
+    if (entry.number.load(std::memory_order_relaxed) != number) return 0;
+    const std::int64_t now = ticks();
+    entry.ended.store(now, std::memory_order_release);
+    return now - entry.started.load(std::memory_order_relaxed);
   }
 
   /// Marks all running operations of `channel` as abandoned: they will never finish. Scans the whole ring.

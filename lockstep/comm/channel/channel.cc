@@ -155,7 +155,10 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
 }
 
 void Channel::end_after_gpu(std::uint64_t flight_id) {
-  if (SerialExecutor::current()) return page_.flight.end(flight_id);  // wait() has waited for the GPU
+  if (SerialExecutor::current()) {
+    page_.flight.end(flight_id);  // wait() has waited for the GPU
+    return;
+  }
   gpu_waiter_->post([this, flight_id] {
     if (!is_closed_.load(std::memory_order_acquire)) page_.flight.end(flight_id);
   });

@@ -49,8 +49,12 @@ class Channel {
   /// into `what` and returns its number in the flight recorder.
   std::uint64_t begin(base::telemetry::OperationStart& what);
   /// Records that operation `flight_id`, a number from begin(), has ended without an error. An operation that ends with
-  /// an error is recorded as abandoned.
-  void end(std::uint64_t flight_id) { gpu_waiter_ ? end_after_gpu(flight_id) : page_.flight.end(flight_id); }
+  /// an error is recorded as abandoned. Returns how many ticks it took; 0 if the GPU has yet to finish it.
+  std::int64_t end(std::uint64_t flight_id) {
+    if (!gpu_waiter_) return page_.flight.end(flight_id);
+    end_after_gpu(flight_id);
+    return 0;
+  }
 
   /// Passes `op` to the transport. Throws if the channel is closed.
   PendingPtr start(const Collective& op);
