@@ -202,7 +202,7 @@ Work Group::Impl::post(CollectiveRequest request) {
 
 void Group::Impl::execute(CollectiveRequest& request) {
   channel_.throw_if_closed();
-  const base::telemetry::CommTime::Operation time(members.size() > 1 && channel::DeadlockDetector::is_program_thread());
+  const base::telemetry::CommTime::Operation time(members.size() > 1);
   const c10::OptionalStreamGuard stream(request.stream);
   const channel::CallSignature mine = channel::make_signature(request.op, request.shape);
   if (members.size() == 1 || request.prepare || request.shape.may_shapes_differ || !execute_checked(request, mine)) {

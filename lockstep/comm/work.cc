@@ -17,7 +17,7 @@ void Work::wait() {
 }
 
 void Work::wait(base::Deadline deadline) {
-  const base::telemetry::CommTime::Scope time(channel::DeadlockDetector::is_program_thread());
+  const base::telemetry::CommTime::Scope time(true);
   std::optional<base::telemetry::BlockedThread> blocked;
   while (!pending_->wait_until(earlier(deadline, base::Deadline::in(base::kFailureCheckInterval)))) {
     channel::DeadlockDetector::show_blocked(blocked);

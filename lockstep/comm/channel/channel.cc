@@ -170,7 +170,7 @@ void Channel::synchronize() {
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
-  const base::telemetry::CommTime::Scope time(members_.size() > 1 && DeadlockDetector::is_program_thread());
+  const base::telemetry::CommTime::Scope time(members_.size() > 1);
   const WaitInfo wait_info{.channel = name_,
                            .seq = op.seq,
                            .label = label(op),

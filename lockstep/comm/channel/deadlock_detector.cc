@@ -103,10 +103,8 @@ bool DeadlockDetector::is_blocked_locked() const {
   return executor_waited_for_ == SerialExecutor::current() && !pending_waited_for_->done();
 }
 
-bool DeadlockDetector::is_program_thread() { return !is_background_thread_ && !SerialExecutor::current(); }
-
 void DeadlockDetector::show_blocked(std::optional<base::telemetry::BlockedThread>& blocked) {
-  if (blocked || !(is_program_thread() || is_device_thread_)) return;
+  if (blocked || is_background_thread_ || (SerialExecutor::current() && !is_device_thread_)) return;
   const bool is_main = acting_for_ ? *acting_for_ == main_thread || main_thread == std::thread::id()
                                    : base::telemetry::BlockedThread::is_main_thread();
   blocked.emplace(is_device_thread_ || is_main);

@@ -78,8 +78,6 @@ class DeadlockDetector {
   /// For the page while this thread is blocked in a wait that has lasted for some time; see BlockedThread. Empty for
   /// threads whose waits do not block the program: those of a SerialExecutor and a BackgroundThread.
   static void show_blocked(std::optional<base::telemetry::BlockedThread>& blocked);
-  /// Returns whether a wait of this thread keeps the program waiting: false for those threads.
-  static bool is_program_thread();
 
   /// Records that this thread has started operation `seq` of the channel that `count` belongs to. The store has release
   /// order; threads that publish the counters load them with acquire order.
