@@ -202,7 +202,6 @@ Work Group::Impl::post(CollectiveRequest request) {
 
 void Group::Impl::execute(CollectiveRequest& request) {
   channel_.throw_if_closed();
-  const base::telemetry::CommTime::Operation time(members.size() > 1);
   const c10::OptionalStreamGuard stream(request.stream);
   const channel::CallSignature mine = channel::make_signature(request.op, request.shape);
   if (members.size() == 1 || request.prepare || request.shape.may_shapes_differ || !execute_checked(request, mine)) {
@@ -212,7 +211,8 @@ void Group::Impl::execute(CollectiveRequest& request) {
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
   }
-  time.add(channel_.end(request.op.flight_id));
+  const std::int64_t ticks = channel_.end(request.op.flight_id);
+  if (members.size() > 1) base::telemetry::CommTime::add(ticks);
   if (!request.complete) return;
   const at::NoGradGuard no_grad;
   request.complete();

@@ -4,7 +4,6 @@
 #include <exception>
 #include <utility>
 
-#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/base/timeouts.h"
 #include "lockstep/comm/channel/interrupt.h"
 #include "lockstep/comm/interface/captured_step.h"
@@ -170,7 +169,6 @@ void Channel::synchronize() {
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
-  const base::telemetry::CommTime::Scope time(members_.size() > 1);
   const WaitInfo wait_info{.channel = name_,
                            .seq = op.seq,
                            .label = label(op),

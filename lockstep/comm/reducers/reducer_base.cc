@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 
@@ -170,7 +171,10 @@ PendingPtr ChannelHookContext::all_gather(const at::Tensor& output, const at::Te
   return channel_.start(op);
 }
 
-void ChannelHookContext::wait(Pending& pending) { channel_.wait(pending, op_, "backward() (" + op_.name + ")"); }
+void ChannelHookContext::wait(Pending& pending) {
+  const base::telemetry::CommTime::Scope time(channel_.size() > 1);
+  channel_.wait(pending, op_, "backward() (" + op_.name + ")");
+}
 
 std::vector<std::int64_t> reduced_strides(const at::Tensor& example) {
   if (example.is_non_overlapping_and_dense()) return example.strides().vec();
@@ -190,6 +194,7 @@ PendingPtr ReducerBase::start(Collective op) {
 }
 
 void ReducerBase::wait(Pending& pending, const std::string& what) {
+  const base::telemetry::CommTime::Scope time(channel_->size() > 1);
   channel_->wait(pending, make_op(CollectiveKind::kAllReduce, what),
                  std::string(user_call_) + " (gradients of " + name_ + ", reduction " + std::to_string(seq_) + ")");
 }
