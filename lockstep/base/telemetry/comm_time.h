@@ -9,8 +9,8 @@
 namespace lockstep::base::telemetry {
 
 /// Adds up the time that the calling thread is in operations between ranks that it waits for: until other ranks arrive,
-/// until data has been sent and received, and while this thread adds it up. What other threads wait for is not seen,
-/// nor is what a device waits for.
+/// until data has been sent and received, and while this thread copies it or adds it up. What other threads wait for is
+/// not seen, nor is what a device waits for.
 class CommTime {
  public:
   /// Returns the sum of this thread in nanoseconds; intervals that have not ended are not included.

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/monotonic.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/base/telemetry/span_log.h"
 #include "lockstep/comm/reducers/bucket_plan.h"
 
@@ -68,6 +69,7 @@ void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> ex
 }
 
 at::Tensor BucketedReducer::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
+  const base::telemetry::CommTime::Scope time(channel_->size() > 1);
   GradientState& state = states_[index];
   LOCKSTEP_CHECK(!state.ready);
   state.ready = true;
@@ -145,6 +147,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
 }
 
 Participation BucketedReducer::finish(GradientSink& sink) {
+  const base::telemetry::CommTime::Scope time(channel_->size() > 1);
   is_finishing_ = true;
   const bool planned = layout_hash_ != 0;
   // A rank that has joined first reads in the headers whether any rank has gradients.
@@ -366,6 +369,7 @@ void BucketedReducer::deliver(GradientSink& sink, const std::vector<at::Tensor>&
     at::Tensor mean = late[i];
     if (placement.bucket >= 0 && has_dense(i)) mean = late[i].defined() ? placement.view.add_(late[i]) : placement.view;
     if (active_scale_ != 1) mean.mul_(active_scale_);
+    const base::telemetry::CommTime::Pause computes;
     sink.consume(i, mean);
   }
   states_.assign(specs_.size(), {});
