@@ -101,11 +101,11 @@ wheels: configure
 test-wheels: setup
 	@.deps/python/bin/python3 tests/install/wheel_pairs.py --wheel build/wheels/lockstep_ddp-*.whl $(PAIRS)
 
-# Warnings, such as a broken link, are errors.
+# Warnings, such as a broken link, are errors. Without -E, the search lacks words of unchanged pages.
 site:
 	@scripts/setup.sh --site
 	@mkdir -p build/site-source
-	@.deps/site/bin/sphinx-build -q -W --keep-going -j auto -c docs/site -d build/site-doctrees \
+	@.deps/site/bin/sphinx-build -q -W --keep-going -E -j auto -c docs/site -d build/site-doctrees \
 	  build/site-source build/site
 	@echo "make site: open build/site/index.html"
 

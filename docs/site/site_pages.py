@@ -75,7 +75,7 @@ def add_search_words(app, doctree):
     for paragraph in list(doctree.findall(nodes.paragraph)):
         if paragraph.astext().startswith(ALSO_CALLED):
             words = [word.astext() for word in paragraph.findall(nodes.literal)]
-            words += paragraph.astext().rstrip("。").partition("：")[2].split("、")
+            words += re.split("[、,] ?", re.split("[:：] ?", paragraph.astext().rstrip("。."), maxsplit=1)[1])
             entries = [("single", word.strip(), "", "main", None) for word in words if word.strip()]
             paragraph.parent.insert(paragraph.parent.index(paragraph), addnodes.index(entries=entries))
 

@@ -147,7 +147,8 @@ void add_output_options(OptionTable& table, RunOptions& run) {
 void add_failure_options(OptionTable& table, RunOptions& run) {
   const job::health::HealthLimits limits;
   table.group("Failures", "lockstep run -H alpha:4,beta:4 --max-restarts 5 --min-hosts 1 ./train");
-  table.option("--grace", run.grace, seconds(), "from SIGTERM to SIGKILL when you stop the job (default {default})");
+  table.option("--grace", run.grace, seconds(),
+               "from the first signal to SIGKILL when you stop the job (default {default})");
   table.option(
       "--fail-grace", run.fail_grace, seconds(),
       "from SIGTERM to SIGKILL after a rank has failed, and for processes that outlive their rank (default {default})");

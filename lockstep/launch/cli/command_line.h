@@ -60,7 +60,7 @@ struct RunOptions : HostOptions {
   std::chrono::milliseconds restart_pause{1000};  ///< pause before the first restart; see Restarts
   int retry_exit_code = 0;                        ///< exit code of failures that may be transient; 0: that of the cause
   int min_hosts = 0;  ///< minimum number of hosts for a restart, perhaps with fewer ranks; 0: all hosts
-  std::chrono::milliseconds grace{10000};      ///< time from SIGTERM to SIGKILL when the user stops the job
+  std::chrono::milliseconds grace{10000};      ///< time from the first signal to SIGKILL when the user stops the job
   std::chrono::milliseconds fail_grace{2000};  ///< time from SIGTERM to SIGKILL after a rank has failed
   std::vector<std::string> command = {};       ///< the program and its arguments; never empty
 };
