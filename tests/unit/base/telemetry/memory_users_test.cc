@@ -42,7 +42,8 @@ TEST(MemoryUsers, NamesOfProcessesAreEscaped) {
   const auto users = find_memory_users("");
   ::prctl(PR_SET_NAME, before);
   EXPECT_TRUE(std::any_of(users.begin(), users.end(), [](const MemoryUser& user) {
-    return user.name == "process " + std::to_string(::getpid()) + " (\\x1b[31m\\xc2\\x9b)";
+    // Another test may have made this process a rank, which the rest of the name says.
+    return user.name.starts_with("process " + std::to_string(::getpid()) + " (\\x1b[31m\\xc2\\x9b");
   })) << text;
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
