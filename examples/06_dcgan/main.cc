@@ -112,7 +112,7 @@ int run(int argc, char** argv) {
                                            {.num_epochs = options.epochs,
                                             .steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch()),
                                             .samples_per_step = options.batch_size,
-                                            .comm = world.size() > 1});
+                                            .comm = world.size() > 1 && world.device().is_cpu()});
   for (std::uint64_t epoch = 0; epoch < static_cast<std::uint64_t>(options.epochs); ++epoch) {
     lockstep::training::Metrics metrics;
     for (auto& batch : loader.epoch(epoch)) {

@@ -163,21 +163,13 @@ void solve_and_train(MPI_Comm domain, MPI_Comm learners, lockstep::Group& world,
   if (!picture.empty()) write_picture(picture, fields, predicted);
 }
 
-void run(int argc, char** argv) {
+void run(std::int64_t per_domain, std::int64_t steps, const std::string& picture) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  std::int64_t per_domain = 1, steps = 300;
-  std::string picture;
-  examples::Arguments arguments("Solves flow problems with MPI, and trains a network that predicts the results.");
-  arguments.integer("--ranks-per-domain", per_domain, 1, 64, "MPI ranks that solve a problem together");
-  arguments.integer("--steps", steps, 1, 1000000, "updates of the network");
-  arguments.text("--picture", picture, "write fields before, after and predicted to this PNG file");
-  arguments.parse(argc, argv);
   if (size % per_domain != 0 || kCells % per_domain != 0)
-    throw lockstep::UsageError("--ranks-per-domain is \"" + std::to_string(per_domain) +
-                               "\"; expected a divisor of the number of ranks, " + std::to_string(size) + ", and of " +
-                               std::to_string(kCells));
+    throw lockstep::UsageError("--ranks-per-domain is \"" + std::to_string(per_domain) + "\"; expected a divisor of " +
+                               std::to_string(size) + ", the number of ranks, and of " + std::to_string(kCells));
   MPI_Comm domain, learners;
   MPI_Comm_split(MPI_COMM_WORLD, rank / static_cast<int>(per_domain), rank, &domain);
   MPI_Comm_split(MPI_COMM_WORLD, rank % static_cast<int>(per_domain), rank, &learners);
@@ -187,15 +179,20 @@ void run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  std::int64_t per_domain = 1, steps = 300;
+  std::string picture;
+  examples::Arguments arguments("Solves flow problems with MPI, and trains a network that predicts the results.");
+  arguments.integer("--ranks-per-domain", per_domain, 1, 64, "MPI ranks that solve a problem together");
+  arguments.integer("--steps", steps, 1, 1000000, "updates of the network");
+  arguments.text("--picture", picture, "write fields before, after and predicted to this PNG file");
+  arguments.parse(argc, argv);
   int threads = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);  // Lockstep calls MPI in other threads
-  try {
-    run(argc, argv);
-  } catch (const lockstep::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    MPI_Abort(MPI_COMM_WORLD, lockstep::base::exit_code(error.cause()));
-  }
+  run(per_domain, steps, picture);
   MPI_Finalize();
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;  // without MPI_Finalize(): mpirun ends the other ranks
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/comm_time.h"
 
 namespace lockstep::comm {
 namespace {
@@ -174,6 +175,7 @@ Collective Group::Impl::begin_receive_any(const at::Tensor& tensor, const CallOp
 }
 
 int Group::Impl::run_receive_any(const at::Tensor& tensor, const CallOptions& options) {
+  const base::telemetry::CommTime::Scope time(true);
   AnySource& any = get_any_source();
   if (any.executor.is_idle()) return any.receive(begin_receive_any(tensor, options, any), tensor);
   const auto source = std::make_shared<int>(kAnySource);
@@ -216,6 +218,7 @@ Work Group::Impl::start_point_to_point(CollectiveKind kind, const at::Tensor& te
 
 void Group::Impl::run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer,
                                      const CallOptions& options) {
+  const base::telemetry::CommTime::Scope time(true);
   PeerChannel& pair = get_peer_channel(kind, peer);
   if (!pair.executor.is_idle())
     return start_point_to_point(kind, tensor, peer, options)

@@ -19,7 +19,9 @@ namespace {
 
 constexpr std::int64_t kRecordIntervalNs = 50'000'000;
 constexpr std::int64_t kUsageIntervalNs = 1'000'000'000;
-constexpr const char *kSent = "throughput/sent_mb_per_second", *kGpuBusy = "gpu/busy", *kGpuMemory = "gpu/memory_mib";
+// Among the metrics of the program, names of usage begin with a character that its own do not have.
+constexpr char kUsageMark = '\x1f';
+const std::string kSent = "throughput/sent_mb_per_second", kGpuBusy = "gpu/busy", kGpuMemory = "gpu/memory_mib";
 
 /// Whether CommTime sees the waits for other ranks: on a GPU, streams wait.
 bool measures_comm(const comm::Group& world) { return world.size() > 1 && world.device().is_cpu(); }
@@ -110,6 +112,7 @@ void TrainingReporter::record_step(std::int64_t step, std::int64_t samples, cons
 void TrainingReporter::record_pending_steps() {
   const std::uint64_t bytes = recorder_ ? device_bytes() : 0;
   for (std::size_t i = 0; i < num_pending_steps_; ++i) {
+    if (!measures_comm(world_)) pending_steps_[i].times.comm_ns = 0;
     throughput_.add(pending_steps_[i].times, pending_steps_[i].samples * world_.size());
     if (recorder_) recorder_->add(pending_steps_[i].step, pending_steps_[i].times, bytes);
   }
@@ -131,19 +134,20 @@ void TrainingReporter::read_usage() {
 
 void TrainingReporter::add_usage(Metrics& metrics) {
   read_usage();
-  if (world_.num_nodes() > 1) metrics.add(kSent, usage_.megabytes_per_second);
+  if (world_.num_nodes() > 1) metrics.add(kUsageMark + kSent, usage_.megabytes_per_second);
   if (!usage_.gpu) return;
-  metrics.add(kGpuBusy, usage_.gpu->busy);
-  metrics.add(kGpuMemory, static_cast<double>(usage_.gpu->memory_bytes) / (1 << 20));
+  metrics.add(kUsageMark + kGpuBusy, usage_.gpu->busy);
+  metrics.add(kUsageMark + kGpuMemory, static_cast<double>(usage_.gpu->memory_bytes) / (1 << 20));
 }
 
 void TrainingReporter::take_usage(NamedValues& means) {
   mean_usage_.clear();
   std::erase_if(means, [&](const auto& named) {
-    if (named.first != kSent && named.first != kGpuBusy && named.first != kGpuMemory) return false;
+    if (!named.first.starts_with(kUsageMark)) return false;
+    const std::string name = named.first.substr(1);
     // Of a host, whose ranks have each added theirs.
-    const double ranks_per_host = static_cast<double>(world_.size()) / world_.num_nodes();
-    mean_usage_.emplace_back(named.first, named.second * (named.first == kSent ? ranks_per_host : 1));
+    const double ranks = name == kSent ? static_cast<double>(world_.size()) / world_.num_nodes() : 1;
+    mean_usage_.emplace_back(name, named.second * ranks);
     return true;
   });
 }

@@ -283,7 +283,8 @@ class Group:
     def comm_seconds(self) -> float:
         """How long the calling thread has been in operations between ranks, of all groups and models together: waiting
         for other ranks, sending and receiving. Its growth in a step, divided by the step's time, is what the exchange
-        costs. What streams of a GPU wait for is not seen."""
+        costs. What streams of a GPU wait for is not seen, nor are blocking operations of a group that has used a
+        GPU."""
         return self._group.comm_seconds()
 
     def alive(self) -> None:

@@ -139,19 +139,28 @@ def test_facts(world):
 @on_ranks(1, 3)
 def test_comm_seconds(world):
     own_work = 0.0 if world.rank == 0 else 0.3
+    world.barrier()  # all ranks have begun
     before = world.comm_seconds
-    for operation in (
+    operations = [
         world.barrier,
         lambda: world.all_reduce(torch.ones(4)),
         lambda: world.all_reduce_async(torch.ones(4)).wait(),
-    ):
+        lambda: (
+            world.recv(torch.ones(4), 1)
+            if world.rank == 0
+            else world.send(torch.ones(4), 0)
+            if world.rank == 1
+            else None
+        ),
+    ]
+    for operation in operations if world.size > 1 else operations[:-1]:
         time.sleep(own_work)
         operation()
     waited = world.all_gather_object(world.comm_seconds - before)
     if world.size == 1:
         assert waited[0] < 0.1
     else:
-        assert waited[0] > 0.8 and waited[1] + waited[2] < 0.3 * waited[0], waited
+        assert waited[0] > 0.5 and waited[0] > 2 * max(waited[1:]), waited
 
 
 @on_ranks(2)

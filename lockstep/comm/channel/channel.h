@@ -49,7 +49,8 @@ class Channel {
   /// into `what` and returns its number in the flight recorder.
   std::uint64_t begin(base::telemetry::OperationStart& what);
   /// Records that operation `flight_id`, a number from begin(), has ended without an error. An operation that ends with
-  /// an error is recorded as abandoned. Returns how many ticks it took; 0 if the GPU has yet to finish it.
+  /// an error is recorded as abandoned. Returns how many ticks it took; 0 once the channel has
+  /// run an operation on a GPU.
   std::int64_t end(std::uint64_t flight_id) {
     if (!gpu_waiter_) return page_.flight.end(flight_id);
     end_after_gpu(flight_id);

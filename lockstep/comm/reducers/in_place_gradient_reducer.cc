@@ -5,6 +5,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/telemetry/comm_time.h"
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/reducers/sparse_average.h"
 #include "lockstep/comm/shm/gradient_table.h"
@@ -48,6 +49,7 @@ bool InPlaceGradientReducer::can_reduce_in_place(std::size_t index, const at::Te
 }
 
 at::Tensor InPlaceGradientReducer::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
+  const base::telemetry::CommTime::Scope time(channel_->size() > 1);
   State& state = states_[index];
   LOCKSTEP_CHECK(!state.ready);
   state.ready = true;

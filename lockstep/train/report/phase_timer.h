@@ -34,7 +34,7 @@ struct StepTimes {
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
   std::vector<PhaseSpan> spans;  ///< in the order of their ends
-  std::int64_t comm_ns = 0;      ///< of CommTime; most of it is part of the backward and optimizer phases
+  std::int64_t comm_ns = 0;      ///< of CommTime; it is part of the phases and of the rest
 
   double seconds() const { return static_cast<double>(end_ns - begin_ns) / 1e9; }
   /// Seconds in each phase. Time outside of phases is not included.

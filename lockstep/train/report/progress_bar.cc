@@ -155,7 +155,7 @@ ProgressBar::ProgressBar(int rank, const ProgressBarOptions& options)
     : options_(options),
       is_enabled_(rank == 0),
       steps_(options.steps_done),
-      last_comm_ns_(base::telemetry::CommTime::total_ns()),
+      last_comm_ns_(options.comm ? base::telemetry::CommTime::total_ns() : 0),
       last_step_(Clock::now()),
       last_drawn_(last_step_) {
   require_valid_options(options);
@@ -188,7 +188,7 @@ bool ProgressBar::count_step() {
 void ProgressBar::update_step_time(Clock::time_point now, bool first_of_epoch) {
   const double seconds = std::chrono::duration<double>(now - last_step_).count();
   last_step_ = now;
-  const std::int64_t comm_ns = base::telemetry::CommTime::total_ns();
+  const std::int64_t comm_ns = options_.comm ? base::telemetry::CommTime::total_ns() : 0;
   const double comm_seconds = static_cast<double>(comm_ns - std::exchange(last_comm_ns_, comm_ns)) / 1e9;
   if (first_of_epoch) return;  // the interval includes evaluation, saving, or the start of the program
   const double weight = step_seconds_ < 0 ? 1 : kSmoothing;

@@ -42,7 +42,8 @@ struct ProgressBarOptions {
   std::int64_t steps_per_epoch = 1;
   std::int64_t steps_done = 0;                     ///< by earlier runs, when a run resumes
   std::int64_t samples_per_step = 0;               ///< of all ranks together; 0: display steps/s instead of samples/s
-  bool comm = false;                               ///< display the fraction of steps in operations between ranks
+  bool comm = false;                               ///< display the fraction of steps in operations between ranks, on
+                                                   ///< CPUs: what a GPU waits for is not seen
   std::chrono::milliseconds redraw_interval{200};  ///< between two redraws on a terminal
   std::chrono::milliseconds line_interval{10000};  ///< between two lines when stdout is not a terminal
   bool keep_last_line = true;  ///< keep the last line of an epoch on a terminal and always write it elsewhere;

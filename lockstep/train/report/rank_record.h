@@ -41,7 +41,7 @@ struct RankRecord {
   std::int64_t num_steps = 0;
   double seconds = 0;  ///< duration of all steps
   std::array<double, kNumPhases> phase_seconds{};
-  double comm_seconds = 0;       ///< of them, in operations between ranks
+  double comm_seconds = 0;       ///< of them, in operations between ranks; 0: unknown, or one rank
   std::uint64_t peak_bytes = 0;  ///< peak resident memory
   // Curves over the steps.
   Curve step_ms, cpu_cores, memory_mib, device_mib;

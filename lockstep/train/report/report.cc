@@ -188,14 +188,14 @@ std::string percent_of_steps(const RankRecord& record, double seconds) {
   return text;
 }
 
-std::string table_row(const RankRecord& record) {
+std::string table_row(const RankRecord& record, bool has_comm) {
   std::string bar, percents;
   for (std::size_t i = 0; i < kNumPhases; ++i) {
     const std::string percent = percent_of_steps(record, record.phase_seconds[i]);
     bar += "<i class=\"" + color_class(i) + "\" style=\"width: " + percent + "\"></i>";
     percents += "<td>" + percent + "</td>";
   }
-  percents += "<td>" + percent_of_steps(record, record.comm_seconds) + "</td>";
+  if (has_comm) percents += "<td>" + percent_of_steps(record, record.comm_seconds) + "</td>";
   double cores = 0, count = 0;
   for (const CurvePoint& point : record.cpu_cores.points()) {
     cores += point.sum;
@@ -208,12 +208,14 @@ std::string table_row(const RankRecord& record) {
 }
 
 std::string rank_table_card(const std::vector<RankRecord>& ranks) {
+  const bool has_comm =
+      std::any_of(ranks.begin(), ranks.end(), [](const RankRecord& record) { return record.comm_seconds > 0; });
   const std::size_t shown = std::min(kMaxTableRows, ranks.size());
   std::string rows;
-  for (std::size_t i = 0; i < shown; ++i) rows += table_row(ranks[i]);
+  for (std::size_t i = 0; i < shown; ++i) rows += table_row(ranks[i], has_comm);
   std::string head = "<tr><th>rank</th><th>host</th><th>ms per step</th><th>phases</th>";
   for (const std::string_view name : kPhaseNames) head += "<th>" + std::string(name) + "</th>";
-  head += "<th>comm</th>";
+  if (has_comm) head += "<th>comm</th>";
   return card("ranks",
               shown_ranks_paragraph(shown, ranks.size()) + "<div class=\"scroll\"><table>" + head +
                   "<th>cores used</th><th>peak MiB</th></tr>" + rows + "</table></div>",

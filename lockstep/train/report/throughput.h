@@ -15,7 +15,7 @@ struct ThroughputOptions {
   double flops_per_step = 0;  ///< floating-point operations of the model in a step on this rank: about 6 * parameters *
                               ///< tokens for a transformer; 0: no MFU
   double peak_flops = 0;      ///< peak floating-point operations per second of its device; 0: no MFU
-  bool comm = false;          ///< name the time in operations between ranks
+  bool comm = false;          ///< also name the time in operations between ranks, on CPUs; it is a part of the phases
 };
 
 /// Averages over the window.

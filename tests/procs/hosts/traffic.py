@@ -9,6 +9,7 @@ import csv
 import pathlib
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 
@@ -133,25 +134,34 @@ def trained_values(cluster, binary, jobs):
         with next(folder.glob("*/metrics.csv")).open(encoding="utf-8") as lines:
             rows.append({name: float(value) for name, value in list(csv.DictReader(lines))[-1].items() if value})
         report = next(folder.glob("*/report.html")).read_text(encoding="utf-8")
-        check("<th>comm</th>" in report, "the report has the time between ranks")
+        check(("<th>comm</th>" in report) == ("time/comm" in rows[-1]), "the report has the time if the files have")
     return rows
 
 
 def trainer_shows_time_and_bytes_between_hosts(cluster, binary):
-    """Beside the same ranks, each in a training of its own: what they take longer together is the exchange."""
+    """Beside the same ranks, each in a training of its own: what they take longer together is the exchange. Medians of
+    three turns."""
     cluster.shape("1gbit")
+    turns = []
     try:
-        (together,) = trained_values(cluster, binary, [[1, 2]])
-        alone = trained_values(cluster, binary, [[1], [2]])
+        for _ in range(3):
+            (together,) = trained_values(cluster, binary, [[1, 2]])
+            alone = trained_values(cluster, binary, [[1], [2]])
+            check(all("time/comm" not in row for row in alone), "a single rank has no time between ranks")
+            turns.append((together, alone))
     finally:
         cluster.unshape()
-    seconds = 1 / together["throughput/steps_per_second"]
-    computed = sum(1 / row["throughput/steps_per_second"] for row in alone) / 2
-    exchange, shown = (seconds - computed) / seconds, together["time/comm"]
+
+    def median(value):
+        return statistics.median(value(*turn) for turn in turns)
+
+    seconds = median(lambda together, _: 1 / together["throughput/steps_per_second"])
+    computed = median(lambda _, alone: sum(1 / row["throughput/steps_per_second"] for row in alone) / 2)
+    exchange, shown = (seconds - computed) / seconds, median(lambda together, _: together["time/comm"])
     check(abs(shown - exchange) <= 0.03, f"comm is {shown:.3f} of a step, and the exchange {exchange:.3f}")
-    check(all("time/comm" not in row for row in alone), "a single rank has none")
-    sent, due = together["throughput/sent_mb_per_second"] * seconds, 3 * 1400**2 * 4 / 1e6
-    check(0.95 * due < sent < 1.1 * due, f"a host sends {sent:.1f} MB a step for {due:.1f} MB of gradients")
+    sent = median(lambda together, _: together["throughput/sent_mb_per_second"]) * seconds
+    due = 3 * 1400**2 * 4 / 1e6
+    check(0.9 * due < sent < 1.15 * due, f"a host sends {sent:.1f} MB a step for {due:.1f} MB of gradients")
 
 
 CASES = {

@@ -39,6 +39,22 @@ TEST(CommTime, CountsScopesOnceAndWithoutPauses) {
   EXPECT_NEAR(static_cast<double>(time), static_cast<double>(passed), 0.1 * static_cast<double>(passed));
 }
 
+TEST(CommTime, CountsWaitsInsideAPause) {
+  std::int64_t passed = 0;
+  const std::int64_t time = counted([&] {
+    const CommTime::Scope scope(true);
+    const CommTime::Pause pause;
+    {
+      const CommTime::Pause again;
+      work_for(20 * kMs);
+    }
+    const CommTime::Scope waits(true);
+    CommTime::add(std::int64_t{1} << 40);  // counted by the Scope
+    passed = work_for(20 * kMs);
+  });
+  EXPECT_NEAR(static_cast<double>(time), static_cast<double>(passed), 0.2 * static_cast<double>(passed));
+}
+
 TEST(CommTime, DoesNotCountWhatWaitsForNobody) {
   const std::int64_t time = counted([] {
     const CommTime::Scope scope(false);
