@@ -27,7 +27,7 @@ help:
 	@echo "make lint            check the project's rules, without building"
 	@echo "make format          bring all files into the layout that lint asks for"
 	@echo "make wheel           build the Python package for pip, and the C++ SDK, in build/wheel"
-	@echo "make wheels          the same for every CPython and every torch that it supports (72 minutes of one core), in build/wheels"
+	@echo "make wheels          the same for each CPython and torch (72 minutes of one core), in build/wheels"
 	@echo "make site            make the documentation site, with search, in build/site; it needs no network"
 	@echo "make bench           measure Lockstep beside its baselines (20 minutes) and write docs/benchmarks.md"
 	@echo "make gpu-proof       test and measure on a GPU; results in OUT; GPU_PROOF_ARGS='--device cpu --tiny' to try it"
