@@ -163,7 +163,7 @@ void solve_and_train(MPI_Comm domain, MPI_Comm learners, lockstep::Group& world,
   if (!picture.empty()) write_picture(picture, fields, predicted);
 }
 
-void run(std::int64_t per_domain, std::int64_t steps, const std::string& picture) {
+void solve_in_domains(std::int64_t per_domain, std::int64_t steps, const std::string& picture) {
   int rank = 0, size = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -177,9 +177,7 @@ void run(std::int64_t per_domain, std::int64_t steps, const std::string& picture
   solve_and_train(domain, learners, world, steps, picture);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   std::int64_t per_domain = 1, steps = 300;
   std::string picture;
   examples::Arguments arguments("Solves flow problems with MPI, and trains a network that predicts the results.");
@@ -189,10 +187,12 @@ int main(int argc, char** argv) try {
   arguments.parse(argc, argv);
   int threads = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);  // Lockstep calls MPI in other threads
-  run(per_domain, steps, picture);
+  solve_in_domains(per_domain, steps, picture);
   MPI_Finalize();
   return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;  // without MPI_Finalize(): mpirun ends the other ranks
 }
+
+}  // namespace
+
+// After an exception the process exits without MPI_Finalize(), so that mpirun ends the other ranks.
+int main(int argc, char** argv) { return lockstep::main(argc, argv, run); }

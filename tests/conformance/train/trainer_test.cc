@@ -399,6 +399,30 @@ TEST(Trainer, LogsMeansOverRanksAndSamples) {
   EXPECT_NEAR(require_value(result.train_values, "loss", "test"), mean_over_ranks(expected, world())[0].second, 1e-6);
 }
 
+TEST(Trainer, MetricsMayHaveTheNamesOfUsage) {
+  struct Busy : NetImpl {
+    at::Tensor training_step(Example& batch, StepLog& log) {
+      log.log("gpu/busy", 0.5);
+      log.log("throughput/sent_mb_per_second", 7.0);
+      return loss(batch);
+    }
+  };
+  struct LogRecorder : Callback {
+    std::vector<NamedValues> values;
+    void on_log(FitContext&, const NamedValues& now) override { values.push_back(now); }
+  };
+  auto net = std::make_shared<Busy>();
+  net->make = sgd();
+  Trainer trainer(without_output({.max_steps = 2, .log_every_n_steps = 1}));
+  const auto seen = std::make_shared<LogRecorder>();
+  trainer.add(seen);
+  trainer.fit(net, loader_of());
+  ASSERT_EQ(seen->values.size(), 2u);
+  for (const NamedValues& values : seen->values)
+    EXPECT_THAT(values, ElementsAre(testing::Pair("gpu/busy", 0.5), testing::Pair("loss", testing::_),
+                                    testing::Pair("throughput/sent_mb_per_second", 7.0)));
+}
+
 TEST(Trainer, OverfitBatches) {
   Net net = make_net(sgd());
   Trainer trainer(without_output({.max_epochs = 3, .overfit_batches = 2}));
