@@ -98,7 +98,19 @@ std::string option_text(const Value& value) {
     return value ? value->name() : "none";
   else if constexpr (std::is_same_v<Value, at::ScalarType>)
     return std::string(comm::name(value));
-  else if constexpr (std::is_arithmetic_v<Value>)
+  else if constexpr (std::is_same_v<Value, Payload>)
+    return std::to_string(static_cast<int>(value));
+  else if constexpr (std::is_same_v<Value, OuterMethod>) {
+    std::string text = "method " + std::to_string(value.index());
+    std::visit(
+        [&](const auto& method) {
+          visit_outer(method, [&](const char* name, const auto& member) {
+            text += std::string(" ") + name + " " + option_text(member);
+          });
+        },
+        value);
+    return text;
+  } else if constexpr (std::is_arithmetic_v<Value>)
     return std::to_string(value);
   else
     return base::joined(value, ",", [](const auto& item) { return option_text(item); });
@@ -128,11 +140,12 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
   const bool are_buffers_local = options_.buffers == BufferMode::kLocal;
   compare_models(parameters, model.broadcast || !are_buffers_local ? buffers : NamedTensors(), text, group_);
   all_tensors_ = parameters;
+  num_parameters_ = parameters.size();
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
   if (model.broadcast) broadcast_tensors(all_tensors_, group_);
   if (are_buffers_local) all_tensors_ = parameters;
 
-  if (options_.average_hosts_every > 1) {
+  if (options_.average_hosts_every > 1 || options_.outer.index() > 0) {
     reduce_group_ = group_.split_by_host();
     make_host_averager();
   }
@@ -154,6 +167,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
   in_place_reducer_ = reducer_->in_place();
+  if (host_averager_ && options_.compare_replicas_every > 0) host_check_.emplace(compared, host_link_->group(), 0);
   replicas_.check.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
@@ -262,24 +276,31 @@ void DistributedDataParallel::Impl::complete_reduction(const comm::Participation
   reduction_ = Reduction::kNone;
   ++num_reductions_;
   stop_requested_ |= participation.stop_requested;
-  if (ends_step) return end_step();
+  if (ends_step) return end_step(optimizer_.is_attached);
   if (!host_averager_ && stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
 /// Called when parameters have been updated, or when an optimizer of torch is about to update them. Averages the
-/// parameters between hosts if that is due.
-void DistributedDataParallel::Impl::end_step() {
+/// parameters between hosts if that is due: of an optimizer of torch, on_step_end() tells that it has updated them, and
+/// if it did not come, the next reduction makes up for it.
+void DistributedDataParallel::Impl::end_step(bool has_updated) {
   // With average_hosts_every a reduction covers one host; the other hosts receive a stop request when the hosts are
   // averaged.
   if (!host_averager_) {
     if (stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
     return;
   }
-  host_averager_->count_reduction();
   if (host_averager_->is_due()) average_hosts();
+  host_averager_->count_reduction();
+  if (has_updated && host_averager_->is_due()) average_hosts();
+}
+
+void DistributedDataParallel::Impl::on_update_skipped() {
+  if (host_averager_) end_step(true);
 }
 
 void DistributedDataParallel::Impl::on_step_end() {
+  if (host_averager_ && host_averager_->is_due() && reduction_ == Reduction::kNone && !backward_) average_hosts();
   if (can_compare_replicas() && reduction_ == Reduction::kNone) replicas_.check->on_step_end(num_reductions_);
 }
 
@@ -291,7 +312,7 @@ void DistributedDataParallel::Impl::replace_buffer(const at::Tensor& buffer, con
 
 void DistributedDataParallel::Impl::make_host_averager() {
   host_link_.emplace(group_);
-  host_averager_.emplace(options_.average_hosts_every, host_link_->exchange(options_.wire_dtype),
+  host_averager_.emplace(options_.average_hosts_every, options_.outer, host_link_->exchange(options_.wire_dtype),
                          [this](const at::Tensor& mean, const at::Tensor& tensor) {
                            const at::Tensor& memory = memory_of(tensor);
                            copy_values(mean, memory);
@@ -299,22 +320,58 @@ void DistributedDataParallel::Impl::make_host_averager() {
                          });
 }
 
+/// A write to a parameter bumps its version counter, so that a pending graph fails; a write to a buffer does not (see
+/// BufferSync).
+std::vector<at::Tensor> DistributedDataParallel::Impl::tensors_to_average(bool are_parameters) const {
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = are_parameters ? 0 : num_parameters_; i < (are_parameters ? num_parameters_ : all_tensors_.size());
+       ++i) {
+    const at::Tensor& tensor = all_tensors_[i].second;
+    if (are_parameters && !tensor.is_floating_point() && !tensor.is_complex()) continue;
+    tensors.push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
+  }
+  return tensors;
+}
+
 void DistributedDataParallel::Impl::average_hosts() {
   if (!host_averager_) return;
-  // A write to a parameter bumps its version counter, so that a pending graph fails; a write to a buffer does not (see
-  // BufferSync).
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : all_tensors_)
-    tensors.push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
-  host_averager_->average(tensors, true);
+  host_averager_->average(tensors_to_average(true), tensors_to_average(false), true);
+  if (host_check_) host_check_->compare_now();
   if (host_link_->has_several_hosts()) stop_requested_ = host_link_->any(stop_requested_, "stop requested");
   if (stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
 
+/// Ranks of a host may share the parameters, so none may go on before all have written them.
+void DistributedDataParallel::Impl::with_global_copy(const std::function<void()>& body) {
+  if (!host_averager_)
+    throw UsageError("with_global_copy: the hosts do not train apart", "call what is to run without it");
+  const std::vector<at::Tensor> parameters = tensors_to_average(true);
+  const std::vector<at::Tensor> own = host_averager_->swap_in_copy(parameters);
+  try {
+    body();
+  } catch (...) {
+    host_averager_->put_back(own, parameters);
+    throw;
+  }
+  reduce_group_.barrier({.name = "end of with_global_copy"});
+  host_averager_->put_back(own, parameters);
+}
+
+checkpoint::StateDict DistributedDataParallel::Impl::outer_state() const {
+  return host_averager_ ? host_averager_->state_dict() : checkpoint::StateDict();
+}
+
+void DistributedDataParallel::Impl::load_outer_state(const checkpoint::StateDict& state) {
+  if (host_averager_) host_averager_->load_state_dict(state, tensors_to_average(true));
+}
+
 void DistributedDataParallel::Impl::check_join_allowed() const {
-  if (options_.average_hosts_every > 1)
-    throw UsageError("join: DdpOptions.average_hosts_every is " + std::to_string(options_.average_hosts_every) +
-                     "; expected 1, because hosts without batches would miss the averages of the others");
+  if (host_averager_)
+    throw UsageError("join: DdpOptions." +
+                         (options_.average_hosts_every > 1
+                              ? "average_hosts_every is " + std::to_string(options_.average_hosts_every) + "; expected 1"
+                              : std::string("outer is set; expected none")) +
+                         ", because hosts without batches would miss the averages of the others");
   if (optimizer_.has_sharded_state)
     throw UsageError(
         "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so a rank "
@@ -408,6 +465,10 @@ DistributedDataParallel::~DistributedDataParallel() {
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
+void DistributedDataParallel::with_global_copy(const std::function<void()>& body) { impl_->with_global_copy(body); }
+bool DistributedDataParallel::hosts_differ() const { return impl_->hosts_differ(); }
+checkpoint::StateDict DistributedDataParallel::outer_state() const { return impl_->outer_state(); }
+void DistributedDataParallel::load_outer_state(const checkpoint::StateDict& state) { impl_->load_outer_state(state); }
 void DistributedDataParallel::replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor) {
   impl_->replace_buffer(buffer, tensor);
 }

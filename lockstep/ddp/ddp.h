@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/interface/gradient_hook.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/ddp/outer/outer_options.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/nn/module_ref.h"
 
@@ -47,11 +49,17 @@ struct DdpOptions {
   /// with a hook, which chooses its own wire format.
   at::ScalarType wire_dtype = at::kFloat;
   /// N > 1: gradients are averaged within each host only, and every N reductions the parameters and floating-point
-  /// buffers are averaged between hosts: at the end of backward(), or with an optimizer of lockstep::optim at the end
-  /// of its step(). Traffic between hosts falls by a factor of N, and hosts differ by up to N updates; average_hosts()
-  /// makes them equal. Every rank has the same weight, so a host with more ranks weighs more. A hook acts within a
-  /// host. Cannot be combined with join(). 1: gradients are averaged over all ranks.
+  /// buffers are averaged between hosts: at the end of step() of an optimizer of lockstep::optim, in Group::step(), or,
+  /// if neither follows a reduction, at the end of the next backward(). Traffic between hosts falls by a factor of N,
+  /// and hosts differ by up to N updates; average_hosts() makes them equal. Each host counts its own reductions, also
+  /// one whose step a loss scaler skips; a faster host waits for the others every N of them. Every rank has the same
+  /// weight, so a host with more ranks weighs more. A hook acts within a host. Cannot be combined with join(). 1
+  /// without `outer`: gradients are averaged over all ranks.
   int average_hosts_every = 1;
+  /// What happens every average_hosts_every reductions instead of a mean of the parameters: DiLoCo{} or SparseLoCo{},
+  /// which need fewer bytes and fewer rounds for the same loss. The copy of the parameters that the hosts have in
+  /// common is taken when the first backward() begins; load weights before it. Buffers are still averaged.
+  OuterMethod outer = {};
   /// Apex's gradient_predivide_factor: gradients are divided by this value before they are added, and the sum is
   /// divided by world size / value. 0: gradients are divided by the world size before they are added. Ignored where
   /// gradients are reduced in place, because sums of bfloat16 and half are computed in float there.
@@ -73,8 +81,8 @@ struct DdpOptions {
 /// read those of Python. A member that is added to the struct and not here does not compile.
 template <typename Options, typename Visitor>
 void visit_options(Options& options, Visitor&& visit) {
-  auto& [bucket_bytes, bucket_layout, buffers, ignore, hook, wire_dtype, average_hosts_every, gradient_predivide_factor,
-         compare_replicas_every, check_finite, overlap] = options;
+  auto& [bucket_bytes, bucket_layout, buffers, ignore, hook, wire_dtype, average_hosts_every, outer,
+         gradient_predivide_factor, compare_replicas_every, check_finite, overlap] = options;
   visit("bucket_bytes", bucket_bytes);
   visit("bucket_layout", bucket_layout);
   visit("buffers", buffers);
@@ -82,6 +90,7 @@ void visit_options(Options& options, Visitor&& visit) {
   visit("hook", hook);
   visit("wire_dtype", wire_dtype);
   visit("average_hosts_every", average_hosts_every);
+  visit("outer", outer);
   visit("gradient_predivide_factor", gradient_predivide_factor);
   visit("compare_replicas_every", compare_replicas_every);
   visit("check_finite", check_finite);
@@ -162,9 +171,24 @@ class DistributedDataParallel {
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
 
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
-  /// evaluating or saving, and begins the count of reductions anew. A collective: all ranks call it, and it blocks
-  /// until they have. Throws CommError. Without average_hosts_every it does nothing.
+  /// evaluating or saving, and begins the count of reductions anew; with DdpOptions.outer, a round. A collective: all
+  /// ranks call it, and it blocks until they have. Throws CommError. Without average_hosts_every it does nothing.
   void average_hosts();
+
+  /// With DdpOptions.outer: calls `body`, for example an evaluation, with the parameters that the hosts had in common
+  /// after the last round, and then gives them their own values again. A collective of the ranks of a host. Throws
+  /// UsageError without `outer`, and what `body` throws.
+  void with_global_copy(const std::function<void()>& body);
+
+  /// Whether hosts train apart: average_hosts_every is above 1, or DdpOptions.outer is set.
+  bool hosts_differ() const;
+
+  /// With average_hosts_every or DdpOptions.outer: what this host needs to resume, also between two rounds, besides its
+  /// parameters and its optimizer, which differ between hosts. A TrainingState to which this object was added saves all
+  /// of it. A collective of the ranks of a host; blocks. Empty without either option.
+  checkpoint::StateDict outer_state() const;
+  /// Restores it, when the parameters have been restored. Throws UsageError. Does not block.
+  void load_outer_state(const checkpoint::StateDict& state);
 
   /// Compares the parameters of all ranks now, for example at the end of a training or before saving; a
   /// REPLICA_DIVERGED error names the first that differs. A collective: all ranks call it, and it blocks until they

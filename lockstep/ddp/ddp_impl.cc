@@ -111,6 +111,7 @@ void DistributedDataParallel::Impl::on_gradient_arrives() {
 
 void DistributedDataParallel::Impl::begin_backward() {
   check_not_shared();
+  if (host_averager_ && host_averager_->must_begin()) host_averager_->begin(tensors_to_average(true));
   pass_ = {};
   if (reduction_ == Reduction::kOpen) reduction_ = Reduction::kUnfinished;
   bool any_gradient = false;

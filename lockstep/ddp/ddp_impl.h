@@ -56,6 +56,10 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
   void make_host_averager();
   void average_hosts();
+  void with_global_copy(const std::function<void()>& body);
+  bool hosts_differ() const { return host_averager_.has_value(); }
+  checkpoint::StateDict outer_state() const;
+  void load_outer_state(const checkpoint::StateDict& state);
   void compare_replicas();
 
   // GradientSource
@@ -72,6 +76,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void require_gradients_unchanged() const override;
   void detach_optimizer() noexcept override;
   void on_parameters_updated() override;
+  void on_update_skipped() override;
   void on_step_end() override;
   void count_step() override { group_.step(); }
   void count_optimizer_step() { ++optimizer_steps_; }
@@ -154,7 +159,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void begin_reduction(comm::StepIdentity step, comm::ChunkSink* early_sink);
   void finish_reduction();
   void complete_reduction(const comm::Participation& participation, bool ends_step);
-  void end_step();
+  void end_step(bool has_updated);
+  std::vector<at::Tensor> tensors_to_average(bool are_parameters) const;
   void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
   void require_attached() const;
   void begin_update();
@@ -174,11 +180,13 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   const base::ForkGuard fork_guard_;  // a child made by fork() takes no part
   comm::Group group_;
   const DdpOptions options_;
-  std::optional<HostLink> host_link_;  // with average_hosts_every, as the next one
+  std::optional<HostLink> host_link_;  // with average_hosts_every or `outer`, as the next ones
   std::optional<HostAverager> host_averager_;
+  std::optional<ReplicaCheck> host_check_;  // of all ranks, after each average
   comm::Group reduce_group_;  // averages gradients: all ranks, or with average_hosts_every the ranks of this host
   std::vector<HookedParameter> parameters_;
-  NamedTensors all_tensors_;  // parameters and buffers, broadcast at the end of join()
+  NamedTensors all_tensors_;  // parameters, and then buffers; broadcast at the end of join()
+  std::size_t num_parameters_ = 0;  // of them
   BufferSync buffers_;
   std::unique_ptr<comm::GradientReducer> reducer_;
   comm::reducers::InPlaceGradientReducer* in_place_reducer_ = nullptr;  // reducer_->in_place()

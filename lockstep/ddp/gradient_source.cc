@@ -61,7 +61,7 @@ GradientSource::ShardOwners DistributedDataParallel::Impl::shard_owners() {
 
 void DistributedDataParallel::Impl::on_parameters_updated() {
   require_attached();
-  if (!keeps_local_gradients()) end_step();  // with local gradients, the pass has called it
+  if (!keeps_local_gradients()) end_step(true);  // with local gradients, the pass has called it
 }
 
 bool DistributedDataParallel::Impl::has_local_gradients() const {

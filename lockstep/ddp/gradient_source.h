@@ -71,6 +71,9 @@ class GradientSource {
   /// The optimizer calls this after it has updated parameters. With DdpOptions.average_hosts_every it may average the
   /// parameters between hosts, which blocks. Throws CommError.
   virtual void on_parameters_updated() = 0;
+  /// The optimizer calls this instead when a loss scaler skips its step: with DdpOptions.average_hosts_every, the hosts
+  /// count it nevertheless.
+  virtual void on_update_skipped() = 0;
 
   /// Parameters are those that all ranks share between two steps: an optimizer has ended its step. Called otherwise by
   /// Group::step(). Does not block.

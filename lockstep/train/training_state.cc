@@ -31,6 +31,7 @@ constexpr const char* kVersionKey = "format_version";
 constexpr const char* kFinishedKey = "finished";
 constexpr const char* kSettingPrefix = "setting.";        // of TrainingStateOptions.settings, followed by the name
 constexpr const char* kAddedSettingPrefix = "compared.";  // of add_setting()
+constexpr const char* kHostsKey = "hosts";                // the first rank of each, if hosts differ
 
 constexpr const char* kValuesPart = "values";
 constexpr const char* kRandomPart = "random";
@@ -205,8 +206,14 @@ TrainingState& TrainingState::add_random_state() {
 }
 
 TrainingState& TrainingState::add(const std::string& name, ddp::DistributedDataParallel& model) {
-  return add(name, {.state_dict = [&model]() -> StateDict { return {{kLayoutKey, model.stats().layout}}; },
-                    .load_state_dict = [](const StateDict&) {}});
+  return add(name, {.state_dict =
+                        [&model] {
+                          StateDict state = model.outer_state();
+                          state[kLayoutKey] = model.stats().layout;
+                          return state;
+                        },
+                    .load_state_dict = [&model](const StateDict& state) { model.load_outer_state(state); },
+                    .hosts_differ = model.hosts_differ()});
 }
 
 void TrainingState::add_value(const std::string& name, ValuePointer value) {
@@ -307,8 +314,35 @@ void TrainingState::restore(const NamedMember& entry) {
       base::log_warning(found_->path() + " has no state of " + entry.name + ", which starts without saved state");
     return;
   }
-  const bool is_new_rank = world_.rank() >= found_->world_size();
-  entry.member.load_state_dict(read(entry.name, entry.member.each_rank && !is_new_rank ? world_.rank() : 0));
+  entry.member.load_state_dict(read(entry.name, saved_rank(entry)));
+}
+
+bool TrainingState::do_hosts_differ() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& entry) { return entry.member.hosts_differ; });
+}
+
+/// Collective when it is called first.
+const TrainingState::Hosts& TrainingState::hosts() {
+  if (hosts_) return *hosts_;
+  const at::Tensor nodes = at::empty({world_.size()}, at::kInt);
+  world_.all_gather(nodes, at::full({1}, world_.node_rank(), at::kInt), {.name = "hosts of a training"});
+  const auto* const node_of = nodes.const_data_ptr<int>();
+  hosts_.emplace();
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    if (std::find(node_of, node_of + rank, node_of[rank]) != node_of + rank) continue;
+    if (node_of[rank] == world_.node_rank()) hosts_->own = static_cast<int>(hosts_->first_ranks.size());
+    hosts_->first_ranks.push_back(rank);
+  }
+  return *hosts_;
+}
+
+/// The rank of the previous job whose state this one resumes from.
+int TrainingState::saved_rank(const NamedMember& entry) {
+  if (entry.member.each_rank) return world_.rank() < found_->world_size() ? world_.rank() : 0;
+  const StateDict training = found_->read(kTrainingPart);
+  if (!do_hosts_differ() || !training.contains(kHostsKey)) return 0;
+  const at::Tensor& first_ranks = value_of<at::Tensor>(training, kHostsKey);
+  return hosts().own < first_ranks.numel() ? first_ranks[hosts().own].item<int>() : 0;
 }
 
 void TrainingState::restore_value(const std::string& name, const ValuePointer& value) {
@@ -376,11 +410,13 @@ void TrainingState::load_module(torch::nn::Module& module, const std::string& na
     if (!shared.contains(tensor.const_data_ptr())) at::Tensor(tensor).copy_(value_of<at::Tensor>(state, key));
 }
 
-checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options) const {
+checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options) {
   checkpoint::CheckpointParts parts;
+  const bool saves_for_host =
+      do_hosts_differ() && hosts().first_ranks[static_cast<std::size_t>(hosts().own)] == world_.rank();
   const auto put = [&](const NamedMember& entry) {
     StateDict state = entry.member.state_dict();
-    if (entry.member.each_rank || world_.rank() == 0) parts[entry.name] = std::move(state);
+    if (entry.member.each_rank || world_.rank() == 0 || saves_for_host) parts[entry.name] = std::move(state);
   };
   for (const NamedMember& entry : members_) put(entry);
   if (random_) put(*random_);
@@ -388,6 +424,7 @@ checkpoint::CheckpointParts TrainingState::parts(const SaveStateOptions& options
   for (const auto& [name, pointer] : values_)
     std::visit([&, key = name](const auto* variable) { parts[kValuesPart][key] = *variable; }, pointer);
   StateDict& training = parts[kTrainingPart] = {{kVersionKey, kFormatVersion}, {kFinishedKey, options.finished}};
+  if (do_hosts_differ()) training[kHostsKey] = at::tensor(at::ArrayRef<int>(hosts().first_ranks));
   for (const auto& [name, value] : options_.settings) training[kSettingPrefix + name] = value;
   for (const auto& [name, setting] : settings_) training[kAddedSettingPrefix + name] = setting.value;
   return parts;

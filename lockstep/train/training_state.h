@@ -62,6 +62,9 @@ struct StateMember {
       load_state_dict;     ///< receives the state that this rank resumes from
   bool each_rank = false;  ///< true: each rank saves a state of its own; false: rank 0 saves the state of all ranks
   bool optional = false;   ///< true: a checkpoint without this state is a warning instead of an error
+  /// True: the hosts train apart, as with DdpOptions.average_hosts_every. Then the first rank of each host saves all
+  /// members, and a host resumes from its own; one that did not exist, from those of rank 0.
+  bool hosts_differ = false;
 };
 
 /// Returns the member that saves and loads `object`, which must outlive it.
@@ -84,8 +87,8 @@ StateMember member_of(checkpoint::Stateful& object);
 /// train on.
 ///
 /// A training that resumes is bit-equal to one without the interruption if everything that changes from step to step is
-/// a member, and, between hosts, if its models get their bucket_layout(). Not with DdpOptions.average_hosts_every,
-/// unless average_hosts() is called before the save: a checkpoint has the parameters and the optimizer of rank 0.
+/// a member, and, between hosts, if its models get their bucket_layout(). With DdpOptions.average_hosts_every or outer,
+/// add the DistributedDataParallel too: then each host saves its own parameters, optimizers and outer state.
 ///
 /// Members must exist until the last call of resume(), save() or save_async(). A member's name is that of the files in
 /// the checkpoint: 1 to 60 characters of a-z, A-Z, 0-9, _ and -, used once; "training" and "values" are reserved.
@@ -123,7 +126,8 @@ class TrainingState {
   /// own. Restored after all other members.
   TrainingState& add_random_state();
   /// The bucket layout of a model, which decides the order of additions between hosts. It is not restored, because a
-  /// model gets it at construction: pass bucket_layout() to DdpOptions.bucket_layout.
+  /// model gets it at construction: pass bucket_layout() to DdpOptions.bucket_layout. And outer_state(), if hosts train
+  /// apart.
   TrainingState& add(const std::string& name, ddp::DistributedDataParallel& model);
   /// A variable, which must be equal on all ranks.
   template <typename T>
@@ -189,7 +193,14 @@ class TrainingState {
   void restore(const NamedMember& entry);
   void restore_value(const std::string& name, const ValuePointer& value);
   void load_module(torch::nn::Module& module, const std::string& name, const checkpoint::StateDict& state);
-  checkpoint::CheckpointParts parts(const SaveStateOptions& options) const;
+  checkpoint::CheckpointParts parts(const SaveStateOptions& options);
+  bool do_hosts_differ() const;
+  struct Hosts {
+    std::vector<int> first_ranks;
+    int own = 0;  // index of this rank's host
+  };
+  const Hosts& hosts();
+  int saved_rank(const NamedMember& entry);
   checkpoint::Checkpointer& checkpointer();
 
   comm::Group world_;
@@ -199,6 +210,7 @@ class TrainingState {
   bool finished_ = false, resumed_ = false;
   std::map<std::string, Setting> settings_;
   std::vector<NamedMember> members_;
+  std::optional<Hosts> hosts_;
   std::optional<NamedMember> random_;
   std::vector<std::pair<std::string, ValuePointer>> values_;
   std::vector<optim::FusedOptimizer*> fused_optimizers_;

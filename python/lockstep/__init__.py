@@ -39,6 +39,7 @@ from lockstep.errors import (
 from lockstep.group import Group, Work, init
 from lockstep.host_shared import HostShared, host_shared
 from lockstep.host_sync import HostSync
+from lockstep.outer import DiLoCo, SparseLoCo
 
 __version__ = _C.version()
 _lockstep_backend.register()
@@ -46,6 +47,6 @@ _lockstep_backend.register()
 __all__ = ["PREEMPTED", "__version__", "checkpoint", "data", "nn", "optim"]
 __all__ += ["Group", "Work", "init"]
 __all__ += ["DistributedDataParallel", "broadcast_parameters", "join"]
-__all__ += ["HostShared", "HostSync", "host_shared"]
+__all__ += ["DiLoCo", "HostShared", "HostSync", "SparseLoCo", "host_shared"]
 __all__ += ["CommError", "DesyncError", "Error", "FormatError", "PeerLostError"]
 __all__ += ["SystemError", "TimeoutError", "UsageError"]

@@ -32,6 +32,7 @@ from lockstep import _C, _failures, _optimizer_state
 from lockstep.ddp import DistributedDataParallel, non_persistent_buffers
 from lockstep.errors import UsageError
 from lockstep.group import Group
+from lockstep.host_sync import HostSync
 from lockstep.optim import FusedOptimizer
 
 __all__ = ["SaveReport", "TrainingState"]
@@ -139,7 +140,9 @@ class TrainingState:
                 an optimizer of lockstep.optim;
                 an optimizer of torch.optim, with the `module` that has its parameters, whose names are saved;
                 a schedule of torch.optim.lr_scheduler; the learning rates themselves belong to the optimizer;
-                a DistributedDataParallel of this package: its bucket layout, for bucket_layout();
+                a DistributedDataParallel of this package: its bucket layout, for bucket_layout(), and what hosts that
+                train apart need (average_hosts_every, outer); a HostSync: likewise. Then the first rank of each host
+                saves all members, and a host resumes from its own; a new one, from those of rank 0;
                 an object with state_dict() and load_state_dict() whose values are numbers, strings, tensors, and lists
                 and dicts of numbers and strings: a loader, a GradScaler, your own;
                 a bool, int, float, str or tensor: a value that this object keeps, state[name].
@@ -164,7 +167,14 @@ class TrainingState:
             state_of = partial(_optimizer_state.state_of, member, names)
             self._add(name, state_of, partial(_optimizer_state.load, member, names), each_rank)
         elif isinstance(member, DistributedDataParallel):
-            self._add(name, lambda: {"layout": member.stats()["layout"]}, lambda saved: None)
+            self._add(
+                name,
+                lambda: {"layout": member.stats()["layout"], **member._ddp.outer_state()},
+                lambda saved: member._ddp.load_outer_state(saved),
+                hosts_differ=member._ddp.hosts_differ(),
+            )
+        elif isinstance(member, HostSync):
+            self._add(name, member.state_dict, member.load_state_dict, hosts_differ=True)
         elif isinstance(member, torch.nn.Module):
             load = partial(_load_module, self._fused, name, member)  # not this object, whose C++ part owns the function
             self._add(name, partial(_tensors_of, member), load, each_rank)
@@ -186,8 +196,9 @@ class TrainingState:
         load: Callable[[dict[str, Value]], object],
         each_rank: bool = False,
         optional: bool = False,
+        hosts_differ: bool = False,
     ) -> None:
-        self._state.add_member(name, state_dict, lambda saved: (load(saved), None)[1], each_rank, optional)
+        self._state.add_member(name, state_dict, lambda saved: (load(saved), None)[1], each_rank, optional, hosts_differ)
 
     def _add_nested(
         self,

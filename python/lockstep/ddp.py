@@ -8,7 +8,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,9 @@ from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
 from lockstep._optimizer_state import parameters_of
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, when_joined, world
+from lockstep.outer import DiLoCo, SparseLoCo
+
+_T = TypeVar("_T")
 
 
 def _check_module(module: torch.nn.Module) -> None:
@@ -204,6 +207,8 @@ class DistributedDataParallel:
         bf16_compress: sends float32 gradients as bfloat16.
         wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
         average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps.
+        outer: a lockstep.DiLoCo or lockstep.SparseLoCo, which takes the place of the mean of the parameters. The copy
+            of the parameters that the hosts have in common is taken in the first backward(): load weights before it.
         gradient_predivide_factor: divides gradients before and after their sum, as Apex does.
         compare_replicas_every: how often, in reductions, the ranks compare hashes of all parameters, as they are when
             an optimizer of torch has made a step, or after Group.step(); and in the first reductions. 0: never.
@@ -229,6 +234,7 @@ class DistributedDataParallel:
         bf16_compress: bool = False,
         wire_dtype: torch.dtype = torch.float32,
         average_hosts_every: int = 1,
+        outer: DiLoCo | SparseLoCo | None = None,
         gradient_predivide_factor: float = 0.0,
         compare_replicas_every: int = 100,
         check_finite: bool = False,
@@ -239,6 +245,10 @@ class DistributedDataParallel:
             raise UsageError(
                 f"DistributedDataParallel: wire_dtype is {wire_dtype!r}; expected torch.float32, torch.bfloat16 or "
                 "torch.float16"
+            )
+        if not isinstance(outer, DiLoCo | SparseLoCo | None):
+            raise UsageError(
+                f"DistributedDataParallel: outer is {outer!r}; expected a lockstep.DiLoCo, a lockstep.SparseLoCo or None"
             )
         if isinstance(module, torch.nn.Module):
             module.__dict__.pop(_KEPT, None)
@@ -251,6 +261,7 @@ class DistributedDataParallel:
             "bf16_compress": bf16_compress,
             "wire_dtype": wire_dtype,
             "average_hosts_every": average_hosts_every,
+            "outer": outer,
             "gradient_predivide_factor": float(gradient_predivide_factor),
             "compare_replicas_every": compare_replicas_every,
             "check_finite": check_finite,
@@ -336,7 +347,7 @@ class DistributedDataParallel:
             (before, text), (tensor, new_text) = (facts.get(fact, (None, "")) for facts in (self._known, now))
             if before is tensor:
                 continue
-            if text == new_text and self._options["average_hosts_every"] == 1:
+            if text == new_text and not self._ddp.hosts_differ():
                 self._ddp.replace_buffer(before, tensor)
                 self._known[fact] = now[fact]
             elif name in may_change:
@@ -373,6 +384,11 @@ class DistributedDataParallel:
         first, what = next(iter(changes.items()))
         begin = f"backward(): {first} {what} after its DistributedDataParallel was made"
         is_buffer = first.startswith("buffer ")
+        if self._ddp.hosts_differ():
+            raise UsageError(
+                f"{begin}, and its hosts train apart",
+                hint="call average_hosts(), change the module, and make a new DistributedDataParallel",
+            )
         if self._optimizer is not None and self._optimizer() is not None:
             if is_buffer:
                 raise UsageError(f"{begin}, and an optimizer of lockstep.optim uses it", hint=_hint_for_buffer(first))
@@ -415,8 +431,17 @@ class DistributedDataParallel:
             del guard
 
     def average_hosts(self) -> None:
-        """With average_hosts_every: averages parameters and floating-point buffers between hosts now. Collective."""
+        """With average_hosts_every: averages parameters and floating-point buffers between hosts now; with `outer`, a
+        round. Collective."""
         self._ddp.average_hosts()
+
+    def with_global_copy(self, body: Callable[[], _T]) -> _T:
+        """With `outer`: calls body(), for example an evaluation, with the parameters that the hosts had in common after
+        the last round, and then gives them their own values again. Returns what body() returns. The ranks of a host
+        call it together."""
+        result: list[_T] = []
+        self._ddp.with_global_copy(lambda: result.append(body()))
+        return result[0]
 
     def compare_replicas(self) -> None:
         """Compares the parameters of all ranks now; raises an error of cause REPLICA_DIVERGED that names the first that

@@ -23,7 +23,8 @@ std::shared_ptr<py::function> share(py::function function) {
           }};
 }
 
-training::StateMember make_member(py::function state_dict, py::function load, bool each_rank, bool optional) {
+training::StateMember make_member(py::function state_dict, py::function load, bool each_rank, bool optional,
+                                  bool hosts_differ) {
   const auto get = share(std::move(state_dict)), set = share(std::move(load));
   return {.state_dict =
               [get] {
@@ -36,7 +37,8 @@ training::StateMember make_member(py::function state_dict, py::function load, bo
                 (*set)(state);
               },
           .each_rank = each_rank,
-          .optional = optional};
+          .optional = optional,
+          .hosts_differ = hosts_differ};
 }
 
 /// A TrainingState and the values that were added to it, which Python reads and writes by name.
@@ -98,8 +100,9 @@ void bind_members(py::class_<State, Holder<State>>& state) {
       }))
       .def("add_member",
            [](State& self, const std::string& name, py::function state_dict, py::function load, bool each_rank,
-              bool optional) {
-             training::StateMember member = make_member(std::move(state_dict), std::move(load), each_rank, optional);
+              bool optional, bool hosts_differ) {
+             training::StateMember member =
+                 make_member(std::move(state_dict), std::move(load), each_rank, optional, hosts_differ);
              const py::gil_scoped_release release;
              self.training().add(name, std::move(member));
            })

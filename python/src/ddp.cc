@@ -15,6 +15,7 @@
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/job/join.h"
 #include "python/src/bindings.h"
+#include "python/src/state.h"
 
 namespace lockstep::python {
 namespace {
@@ -79,6 +80,32 @@ class ModuleDicts {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+ddp::Payload payload_of(const std::string& name) {
+  constexpr std::pair<std::string_view, ddp::Payload> kPayloads[] = {{"float32", ddp::Payload::kFloat32},
+                                                                     {"bfloat16", ddp::Payload::kBFloat16},
+                                                                     {"int8", ddp::Payload::kInt8},
+                                                                     {"int4", ddp::Payload::kInt4}};
+  for (const auto& [known, payload] : kPayloads)
+    if (known == name) return payload;
+  throw base::UsageError("DiLoCo: payload is \"" + name +
+                         "\"; expected \"float32\", \"bfloat16\", \"int8\" or \"int4\"");
+}
+
+/// lockstep.DiLoCo, lockstep.SparseLoCo or None.
+ddp::OuterMethod outer_method(const py::object& options) {
+  const auto read = [&]<typename Method>(Method method) -> ddp::OuterMethod {
+    ddp::visit_outer(method, [&]<typename Value>(const char* name, Value& value) {
+      if constexpr (std::is_same_v<Value, ddp::Payload>)
+        value = payload_of(options.attr(name).cast<std::string>());
+      else
+        value = options.attr(name).cast<Value>();
+    });
+    return method;
+  };
+  if (options.is_none()) return {};
+  return py::hasattr(options, "payload") ? read(ddp::DiLoCo()) : read(ddp::SparseLoCo());
+}
+
 ddp::DdpOptions ddp_options(const py::dict& values) {
   const auto buffers = values["buffers"].cast<std::string>();
   if (buffers != "broadcast" && buffers != "mean" && buffers != "local")
@@ -92,6 +119,8 @@ ddp::DdpOptions ddp_options(const py::dict& values) {
                                      : ddp::BufferMode::kLocal;
     else if constexpr (std::is_same_v<Value, std::shared_ptr<comm::GradientHook>>)
       value = values["bf16_compress"].cast<bool>() ? std::make_shared<ddp::Bf16CompressHook>() : nullptr;
+    else if constexpr (std::is_same_v<Value, ddp::OuterMethod>)
+      value = outer_method(values[name]);
     else
       value = values[name].cast<Value>();
   });
@@ -123,12 +152,31 @@ py::object run_backward(const std::vector<at::Tensor>& roots, const py::function
   return result;
 }
 
-/// `exchange(flat, equal_on_host)` replaces a flat tensor by its mean; None if there is one host.
-ddp::HostAverager make_host_averager(int period, const std::optional<py::function>& exchange) {
-  ddp::HostAverager::Exchange call;
-  if (exchange)
-    call = [exchange = *exchange](const at::Tensor& flat, bool equal_on_host) { exchange(flat, equal_on_host); };
-  return {period, std::move(call), [](const at::Tensor& mean, const at::Tensor& tensor) { tensor.copy_(mean); }};
+/// `exchange` has the members of HostExchange; its functions are None where those may be null.
+ddp::HostAverager make_host_averager(int period, const py::object& outer, const py::object& exchange) {
+  ddp::HostExchange converted{.num_hosts = exchange.attr("num_hosts").cast<int>(),
+                              .host = exchange.attr("host").cast<int>(),
+                              .weights = exchange.attr("weights").cast<std::vector<float>>(),
+                              .num_slices = exchange.attr("num_slices").cast<int>(),
+                              .slice = exchange.attr("slice").cast<int>()};
+  const auto function_of = [&](const char* name) -> std::optional<py::function> {
+    const py::object function = exchange.attr(name);
+    return function.is_none() ? std::nullopt : std::optional(function.cast<py::function>());
+  };
+  if (const auto average = function_of("average"))
+    converted.average = [call = *average](const at::Tensor& flat, bool equal_on_host) { call(flat, equal_on_host); };
+  if (const auto share = function_of("share")) converted.share = [call = *share](const at::Tensor& flat) { call(flat); };
+  const auto start = [&](const char* name) -> decltype(converted.all_gather) {
+    const auto function = function_of(name);
+    if (!function) return nullptr;
+    return [call = *function](const at::Tensor& output, const at::Tensor& input) -> ddp::HostExchange::Wait {
+      return [wait = call(output, input)] { wait(); };
+    };
+  };
+  converted.all_to_all = start("all_to_all");
+  converted.all_gather = start("all_gather");
+  return {period, outer_method(outer), std::move(converted),
+          [](const at::Tensor& values, const at::Tensor& tensor) { tensor.copy_(values); }};
 }
 
 py::dict to_python(const comm::ReducerStats& stats) {
@@ -149,6 +197,22 @@ void bind_ddp(py::module_& module) {
            [](DistributedDataParallel& self) { return std::make_unique<DistributedDataParallel::NoSync>(self); })
       .def("replace_buffer", &DistributedDataParallel::replace_buffer)
       .def("average_hosts", &DistributedDataParallel::average_hosts, WithoutGil())
+      .def("with_global_copy",
+           [](DistributedDataParallel& self, const py::function& body) {
+             const py::gil_scoped_release release;
+             self.with_global_copy([&] {
+               const py::gil_scoped_acquire gil;
+               body();
+             });
+           })
+      .def("hosts_differ", &DistributedDataParallel::hosts_differ)
+      .def("outer_state", &DistributedDataParallel::outer_state, WithoutGil())
+      .def("load_outer_state",
+           [](DistributedDataParallel& self, const py::dict& values) {
+             const checkpoint::StateDict state = state_dict(values);
+             const py::gil_scoped_release release;
+             self.load_outer_state(state);
+           })
       .def("compare_replicas", &DistributedDataParallel::compare_replicas, WithoutGil())
       .def("count_optimizer_step", &DistributedDataParallel::count_optimizer_step)
       .def("num_backwards", [](const DistributedDataParallel& self) { return source_of(self)->num_backwards(); })
@@ -170,7 +234,17 @@ void bind_ddp(py::module_& module) {
       .def(py::init(&make_host_averager))
       .def("count_reduction", &ddp::HostAverager::count_reduction)
       .def("is_due", &ddp::HostAverager::is_due)
-      .def("average", &ddp::HostAverager::average, py::arg("tensors"), py::arg("equal_on_host"));  // calls Python
+      .def("must_begin", &ddp::HostAverager::must_begin)
+      // The following call functions of Python.
+      .def("begin", &ddp::HostAverager::begin)
+      .def("average", &ddp::HostAverager::average)
+      .def("swap_in_copy", &ddp::HostAverager::swap_in_copy)
+      .def("put_back", &ddp::HostAverager::put_back)
+      .def("state_dict", &ddp::HostAverager::state_dict)
+      .def("load_state_dict",
+           [](ddp::HostAverager& self, const py::dict& values, const std::vector<at::Tensor>& parameters) {
+             self.load_state_dict(state_dict(values), parameters);
+           });
   module.def("host_id", job::host_id);
   module.def("run_backward", run_backward);
   module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });

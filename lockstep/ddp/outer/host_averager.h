@@ -1,45 +1,65 @@
-// Averages between hosts every N reductions, instead of gradients in every step: one engine for DistributedDataParallel
-// and for torch's.
+// Hosts that train apart and become equal every N reductions: one engine for DistributedDataParallel and for torch's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/ddp/outer/outer_optimizer.h"
+#include "lockstep/ddp/outer/outer_options.h"
 
 namespace lockstep::ddp::inline outer {
 
-/// Local SGD between hosts (Lin, Stich, Patel, Jaggi: Don't Use Large Mini-Batches, Use Local SGD, 2018;
-/// https://arxiv.org/abs/1808.07217). All ranks make the same calls in the same order.
+/// Counts reductions, and makes hosts equal when that is due. All ranks make the same calls in the same order.
 class HostAverager {
  public:
-  /// Replaces `flat` by its mean over all ranks, with the same bits everywhere. `equal_on_host`: the ranks of a host
-  /// hold the same values, so that each byte can be sent once per host. Blocks until all ranks have called it.
-  using Exchange = std::function<void(const at::Tensor& flat, bool equal_on_host)>;
-  /// Gives `tensor` the values of `mean`.
-  using Store = std::function<void(const at::Tensor& mean, const at::Tensor& tensor)>;
+  /// Gives `tensor` the values of `values`.
+  using Store = std::function<void(const at::Tensor& values, const at::Tensor& tensor)>;
 
-  /// `period`: the number of reductions between averages. Without an `exchange` there is one host, and nothing is sent.
-  HostAverager(int period, Exchange exchange, Store store);
+  /// `period`: the number of reductions between averages. With std::monostate and one host, nothing is done.
+  HostAverager(int period, OuterMethod method, HostExchange exchange, Store store);
 
-  /// Counts a reduction of gradients.
+  /// Whether the outer optimizer has yet to begin: in the first backward() after the warm-up, with begin().
+  bool must_begin() const { return outer_ && !outer_->has_begun() && !is_warming_up(); }
+  /// Not collective.
+  void begin(const std::vector<at::Tensor>& parameters) { outer_->begin(parameters); }
+  /// Counts a reduction of gradients, also one whose step a loss scaler skips.
   void count_reduction() { ++num_reductions_; }
-  /// Whether `period` reductions have been counted since the last average().
-  bool is_due() const { return num_reductions_ >= period_; }
-  /// Replaces each of the tensors that has floating-point numbers by its mean over all ranks, in buckets of one dtype,
-  /// and begins a period: a checkpoint that is saved after it needs no state of this object. An outer optimizer would
-  /// update its copy of the tensors here, between exchange and store.
-  void average(const std::vector<at::Tensor>& tensors, bool equal_on_host);
+  /// Whether `period` reductions have been counted since the last average(), or one of the warm-up.
+  bool is_due() const { return num_reductions_ >= (is_warming_up() ? 1 : period_); }
+  /// Makes the parameters equal on all hosts: their mean, or the outer optimizer's update of what hosts have in common.
+  /// Buffers become their mean; those that have no floating-point or complex numbers are left. Begins a period.
+  void average(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
+               bool buffers_equal_on_host);
+
+  /// Gives the parameters the newest values that all hosts have had in common, and returns their own; put_back() gives
+  /// them these again. The ranks of a host call both together. Throws UsageError without an outer optimizer.
+  std::vector<at::Tensor> swap_in_copy(const std::vector<at::Tensor>& parameters);
+  void put_back(const std::vector<at::Tensor>& own, const std::vector<at::Tensor>& parameters);
+
+  /// The counts, and the state of the outer optimizer on this host. The ranks of a host call it together; they get the
+  /// same. Independent of the number of ranks on a host.
+  checkpoint::StateDict state_dict() const;
+  /// Restores it. A host that did not exist begins with what the hosts have in common and without the errors of
+  /// another. Not collective. Throws UsageError.
+  void load_state_dict(const checkpoint::StateDict& state, const std::vector<at::Tensor>& parameters);
 
  private:
-  void average_bucket(const std::vector<at::Tensor>& tensors, bool equal_on_host) const;
+  bool is_warming_up() const { return num_steps_ < warm_up_; }
+  void take_mean(const std::vector<at::Tensor>& tensors, bool equal_on_host) const;
 
   const int period_;
-  const Exchange exchange_;
+  const int warm_up_;
+  const HostExchange exchange_;
   const Store store_;
-  int num_reductions_ = 0;
+  std::optional<OuterOptimizer> outer_;
+  std::int64_t num_reductions_ = 0;  // since the last average()
+  std::int64_t num_steps_ = 0;       // before it
 };
 
 /// The exchange of a Group, and what else hosts agree on.
@@ -48,15 +68,16 @@ class HostLink {
   /// Splits `group`, so that its operations are independent of the user's; a collective of all ranks.
   explicit HostLink(const comm::Group& group);
 
-  bool has_several_hosts() const { return has_several_hosts_; }
-  /// `wire_dtype` is what float32 is sent as between hosts. Each byte is sent once per host (comm/hierarchy).
-  HostAverager::Exchange exchange(at::ScalarType wire_dtype) const;
+  bool has_several_hosts() const { return place_.num_hosts > 1; }
+  const comm::Group& group() const { return group_; }
+  /// `wire_dtype` is what float32 is sent as in a mean. Each byte is sent once per host (comm/hierarchy).
+  HostExchange exchange(at::ScalarType wire_dtype) const;
   /// Returns whether `value` is true on any rank. Blocks until all ranks have called it.
   bool any(bool value, const char* name) const;
 
  private:
-  comm::Group group_;
-  bool has_several_hosts_ = false;
+  comm::Group group_, inside_, across_;
+  HostExchange place_;
 };
 
 }  // namespace lockstep::ddp::inline outer

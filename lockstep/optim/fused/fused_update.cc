@@ -54,7 +54,7 @@ amp::UnscaleResult FusedOptimizer::unscale(const at::Tensor& inverse_scale) { re
 bool FusedOptimizer::step_unless_found_inf(const at::Tensor& found_inf) {
   return update_->step_unless_found_inf(found_inf);
 }
-void FusedOptimizer::skip_step() { update_->end_step(); }
+void FusedOptimizer::skip_step() { update_->skip_step(); }
 
 checkpoint::StateDict FusedOptimizer::state_dict() const { return update_->state_dict(); }
 void FusedOptimizer::load_state_dict(const checkpoint::StateDict& state) { update_->load_state_dict(state); }
@@ -114,6 +114,11 @@ bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
 
 void FusedUpdate::sync_step_counts() {
   if (foreach_pass_) foreach_pass_->sync_step_counts();
+}
+
+void FusedUpdate::skip_step() {
+  source_->on_update_skipped();
+  end_step();
 }
 
 void FusedUpdate::end_step() {

@@ -44,6 +44,7 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   amp::UnscaleResult unscale(const at::Tensor& inverse_scale);
   bool step_unless_found_inf(const at::Tensor& found_inf);
   void end_step();
+  void skip_step();
   /// Makes torch's step counts exact before they are saved. Blocks until the device is done.
   void sync_step_counts();
   /// Copies the state that torch has read from an archive into the memory of the update. Throws UsageError for state of

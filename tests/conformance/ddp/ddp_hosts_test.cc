@@ -117,7 +117,8 @@ TEST(DdpHosts, BucketCompletesDuringBackward) {
   EXPECT_TRUE(hook->first_bucket_arrived());
 }
 
-TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
+// `calls_step`: the program tells that it has updated the parameters; otherwise the next backward() makes up for it.
+void test_averages(bool calls_step) {
   constexpr int kEvery = 3, kSteps = 7;
   constexpr double kRate = 0.5;
   const std::vector<int> hosts = hosts_of_ranks();
@@ -128,6 +129,7 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
     backward_on(net, batch_of(world().rank(), step));
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), kRate);
+    if (calls_step) world().step();
   }
   // Computes the same in one process, with a model for each host.
   std::vector<torch::nn::Sequential> models;
@@ -153,10 +155,11 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
       }
       for (at::Tensor& mean : means[host]) mean.div_(ranks);
     }
-    if (step % kEvery == kEvery - 1) average();
+    if (!calls_step && step > 0 && step % kEvery == 0) average();
     const at::NoGradGuard no_grad;
     for (std::size_t host = 0; host < models.size(); ++host)
       for (std::size_t i = 0; i < means[host].size(); ++i) models[host]->parameters()[i].sub_(means[host][i], kRate);
+    if (calls_step && step % kEvery == kEvery - 1) average();
   }
   const auto expect_as = [&](const char* when) {
     for (std::size_t i = 0; i < net->parameters().size(); ++i)
@@ -172,6 +175,9 @@ TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
   expect_as("after ");
   for (const at::Tensor& parameter : net->parameters()) expect_equal_on_all(parameter.detach(), world(), "parameter");
 }
+
+TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) { test_averages(true); }
+TEST(DdpHosts, ParametersAreAveragedInTheNextBackward) { test_averages(false); }
 
 // Also where the program averages more often than is due, so that the hosts exchange nothing else.
 TEST(DdpHosts, StopRequestTravelsWithAverageHosts) {
