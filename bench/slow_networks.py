@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Measures how long trainings take on a slow network, to the loss that PyTorch's DistributedDataParallel reaches.
+
+Two hosts with two ranks each, on network namespaces. A CPU computes slower than the GPUs of such hosts, so the link is
+slowed until an all-reduce over gloo takes RATIO times the computation of a step. Methods that exchange in every step do
+not depend on the link in what they compute: their losses come from a run without a limit, and the time of a step from a
+short run with it. The others run in full on the slow link.
+
+Prints a line of JSON for each run, and for each method a line with wall time, steps and bytes (of the busier direction
+of a host's link) to the loss. Removes everything it creates; exits with 77 without root.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests/support"))
+import cluster_job  # noqa: E402
+import host_cluster  # noqa: E402
+from cluster_job import Job, hosts_of_ranks, run  # noqa: E402
+
+PER_STEP = ("ddp", "ddp bfloat16", "ddp powersgd")
+ROUNDS = ("average", "diloco", "diloco bfloat16", "diloco int8", "diloco int4", "sparseloco")
+CASES = {
+    "gpt": {"batch": 8, "learning_rate": 2e-3},
+    "cnn": {"batch": 16, "learning_rate": 1e-3},
+}
+SETTLED = 40  # steps of a run that only measures times, after WARM ones
+WARM = 12
+
+
+class Bench:
+    def __init__(self, args, cluster):
+        self.args, self.cluster = args, cluster
+        self.where = hosts_of_ranks(2, 2, "contiguous")
+
+    def run(self, method, seed, steps, rate):
+        """Runs a training, on links of `rate` bits per second, or without a limit (0)."""
+        args = self.args
+        case = {
+            "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every,
+            "evaluate_every": args.evaluate_every, "data": str(args.data), **CASES[args.model],
+        }  # fmt: skip
+        if rate:
+            self.cluster.shape(f"{round(rate)}bit")
+        try:
+            words = [args.python, HERE / "slow_networks_rank.py", json.dumps(case)]
+            env = {"PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet", "GLOO_SOCKET_IFNAME": "eth0"}
+            result, crossed = run(self.cluster, Job, self.where, words, env)
+        finally:
+            if rate:
+                self.cluster.unshape()
+        row = {
+            "model": args.model, "method": method, "seed": seed, "steps": steps, "rate": round(rate),
+            "parameters": result["parameters"], "bytes": crossed,
+            "step_s": round(statistics.median(result["seconds"][WARM:]), 6),
+            "mean_step_s": round(statistics.mean(result["seconds"][WARM:]), 6), "points": result["points"],
+        }  # fmt: skip
+        print(json.dumps({"what": "run", **row}), flush=True)
+        return row, result["seconds"]
+
+    def settle(self):
+        """Returns the computation of a step and the rate at which an all-reduce takes `ratio` times as long."""
+        row, _ = self.run("alone", 1, WARM + SETTLED, 0)
+        crossing = 8 * 2 * 3 / 4 * 4 * row["parameters"]  # bits that the ring of four ranks sends over a link
+        rate = crossing / (self.args.ratio * row["step_s"]) / 0.955  # of which headers are the rest
+        return row["step_s"], rate
+
+    def compare(self):
+        args = self.args
+        compute, rate = self.settle()
+        per_step = {m: self.run(m, 1, WARM + (8 if m == "ddp" else SETTLED), rate)[0] for m in PER_STEP}
+        print(
+            json.dumps({
+                "what": "link", "model": args.model, "compute_s": compute, "rate": round(rate),
+                "ratio": round((per_step["ddp"]["step_s"] - compute) / compute, 2),
+            }),
+            flush=True,
+        )  # fmt: skip
+        for seed in args.seeds:
+            curve, _ = self.run("ddp", seed, args.steps, 0)
+            steps, loss = goal(curve["points"])
+            print(json.dumps({"what": "goal", "seed": seed, "steps": steps, "loss": round(loss, 4)}), flush=True)
+            for method in PER_STEP:
+                row = curve if method == "ddp" else self.run(method, seed, 2 * steps, 0)[0]
+                reached = first_at(row["points"], loss)
+                wall = reached and reached * per_step[method]["mean_step_s"]
+                self.report(method, seed, steps, row, reached, wall)
+            for method in args.methods:
+                row, seconds = self.run(method, seed, 2 * steps, rate)
+                reached = first_at(row["points"], loss)
+                self.report(method, seed, steps, row, reached, reached and sum(seconds[:reached]))
+
+    def report(self, method, seed, steps, row, reached, wall):
+        at = {point[0]: point[1] for point in row["points"]}
+        print(
+            json.dumps({
+                "what": "to_loss", "model": self.args.model, "method": method, "seed": seed, "goal_steps": steps,
+                "steps": reached, "wall_s": wall and round(wall, 2), "loss_at_goal_steps": round(at[steps], 4),
+                "bytes_per_step": round(row["bytes"] / row["steps"]),
+            }),
+            flush=True,
+        )  # fmt: skip
+
+
+def goal(points):
+    """The step after which the loss fell by less than 1 % in the last tenth of the run, and the loss there."""
+    for step, loss in points:
+        before = [other for at, other in points if at <= 0.9 * step]
+        if len(before) >= 9 and loss > 0.99 * before[-1]:
+            return step, loss
+    return points[-1][0], points[-1][1]
+
+
+def first_at(points, loss):
+    return next((step for step, found in points if found <= loss), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", default=str(HERE.parent / "build/release/python"))
+    parser.add_argument("--python", default=str(HERE.parent / ".deps/python/bin/python3"))
+    parser.add_argument("--data", type=pathlib.Path, default=HERE.parent.parent / "shared/data")
+    parser.add_argument("--model", choices=sorted(CASES), default="gpt")
+    parser.add_argument("--methods", nargs="*", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=1500, help="most steps until the loss hardly falls")
+    parser.add_argument("--evaluate-every", type=int, default=30)
+    parser.add_argument("--every", type=int, default=30, help="steps between two rounds")
+    parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
+    parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
+    args = parser.parse_args()
+    args.data = args.data.resolve()
+    host_cluster.enter_sandbox(("ip", "tc"))
+    cluster_job.LIMIT_S = 7200
+    os.environ.pop("LOCKSTEP_TRANSPORT", None)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, host_cluster.HostCluster(2, folder))
+        if args.settle:
+            print(json.dumps(dict(zip(("compute_s", "rate"), bench.settle(), strict=True))))
+        else:
+            bench.compare()
+
+
+main()
