@@ -24,8 +24,8 @@ import cluster_job  # noqa: E402
 import host_cluster  # noqa: E402
 from cluster_job import Job, hosts_of_ranks, run  # noqa: E402
 
-PER_STEP = ("ddp", "ddp bfloat16", "ddp powersgd")
-ROUNDS = ("average", "diloco", "diloco bfloat16", "diloco int8", "diloco int4", "sparseloco")
+PER_STEP = ("ddp", "ddp bfloat16", "ddp powersgd", "powersgd")
+ROUNDS = ("average", "diloco", "diloco int8", "diloco int4", "sparseloco")
 CASES = {
     "gpt": {"batch": 8, "learning_rate": 2e-3},
     "cnn": {"batch": 16, "learning_rate": 1e-3},

@@ -25,7 +25,7 @@ OUTER = {
     "diloco int4": lockstep.DiLoCo(payload="int4"),
     "sparseloco": lockstep.SparseLoCo(),
 }
-METHODS = ["alone", "ddp", "ddp bfloat16", "ddp powersgd", *OUTER]
+METHODS = ["alone", "ddp", "ddp bfloat16", "ddp powersgd", "powersgd", *OUTER]
 
 
 class Gpt(nn.Module):
@@ -107,13 +107,17 @@ def prepare(model, method, every, world):
     if method == "alone":
         return model, lambda body: body()
     if method.startswith("ddp"):
-        ddp = nn.parallel.DistributedDataParallel(model)
+        # PowerSGD over gloo dies if there are two buckets: their callbacks start operations in another order on each rank.
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if method == "ddp powersgd" else None)
         if method == "ddp bfloat16":
             ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
         if method == "ddp powersgd":
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return ddp, lambda body: body()
+    if method == "powersgd":
+        model.lockstep_ddp = [lockstep.DistributedDataParallel(model, world, hook=lockstep.PowerSGD(4))]
+        return model, lambda body: body()
     outer = OUTER[method]
     ddp = lockstep.DistributedDataParallel(model, world, average_hosts_every=every, outer=outer)
     model.lockstep_ddp = [ddp]  # kept; a list is no module

@@ -32,6 +32,7 @@ from lockstep import _C, _failures, _optimizer_state
 from lockstep.ddp import DistributedDataParallel, non_persistent_buffers
 from lockstep.errors import UsageError
 from lockstep.group import Group
+from lockstep.hooks import PowerSGD
 from lockstep.host_sync import HostSync
 from lockstep.optim import FusedOptimizer
 
@@ -143,6 +144,7 @@ class TrainingState:
                 a DistributedDataParallel of this package: its bucket layout, for bucket_layout(), and what hosts that
                 train apart need (average_hosts_every, outer); a HostSync: likewise. Then the first rank of each host
                 saves all members, and a host resumes from its own; a new one, from those of rank 0;
+                a PowerSGD, whose state is each rank's own;
                 an object with state_dict() and load_state_dict() whose values are numbers, strings, tensors, and lists
                 and dicts of numbers and strings: a loader, a GradScaler, your own;
                 a bool, int, float, str or tensor: a value that this object keeps, state[name].
@@ -173,6 +175,8 @@ class TrainingState:
                 lambda saved: member._ddp.load_outer_state(saved),
                 hosts_differ=member._ddp.hosts_differ(),
             )
+        elif isinstance(member, PowerSGD):
+            self._add(name, member.state_dict, member.load_state_dict, each_rank=True)
         elif isinstance(member, HostSync):
             self._add(name, member.state_dict, member.load_state_dict, hosts_differ=True)
         elif isinstance(member, torch.nn.Module):

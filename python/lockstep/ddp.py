@@ -16,6 +16,7 @@ from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
 from lockstep._optimizer_state import parameters_of
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, when_joined, world
+from lockstep.hooks import PowerSGD
 from lockstep.outer import DiLoCo, SparseLoCo
 
 _T = TypeVar("_T")
@@ -205,6 +206,7 @@ class DistributedDataParallel:
             rank keeps its own, which may be replaced and change their sizes.
         ignore: names of parameters and buffers that are neither broadcast nor averaged.
         bf16_compress: sends float32 gradients as bfloat16.
+        hook: a lockstep.PowerSGD, which sends low-rank approximations of gradients.
         wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
         average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps.
         outer: a lockstep.DiLoCo or lockstep.SparseLoCo, which takes the place of the mean of the parameters. The copy
@@ -232,6 +234,7 @@ class DistributedDataParallel:
         buffers: str = "broadcast",
         ignore: Sequence[str] = (),
         bf16_compress: bool = False,
+        hook: PowerSGD | None = None,
         wire_dtype: torch.dtype = torch.float32,
         average_hosts_every: int = 1,
         outer: DiLoCo | SparseLoCo | None = None,
@@ -246,6 +249,10 @@ class DistributedDataParallel:
                 f"DistributedDataParallel: wire_dtype is {wire_dtype!r}; expected torch.float32, torch.bfloat16 or "
                 "torch.float16"
             )
+        if not isinstance(hook, PowerSGD | None) or (hook and bf16_compress):
+            raise UsageError(
+                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD without bf16_compress, or None"
+            )
         if not isinstance(outer, DiLoCo | SparseLoCo | None):
             raise UsageError(
                 f"DistributedDataParallel: outer is {outer!r}; expected a lockstep.DiLoCo, a lockstep.SparseLoCo or None"
@@ -259,6 +266,7 @@ class DistributedDataParallel:
             "buffers": buffers,
             "ignore": list(ignore),
             "bf16_compress": bf16_compress,
+            "hook": hook and hook._hook,
             "wire_dtype": wire_dtype,
             "average_hosts_every": average_hosts_every,
             "outer": outer,

@@ -11,6 +11,7 @@
 #include "lockstep/ddp/backward.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/job/join.h"
@@ -106,6 +107,11 @@ ddp::OuterMethod outer_method(const py::object& options) {
   return py::hasattr(options, "payload") ? read(ddp::DiLoCo()) : read(ddp::SparseLoCo());
 }
 
+std::shared_ptr<comm::GradientHook> hook_of(bool bf16_compress, const py::object& hook) {
+  if (!hook.is_none()) return hook.cast<std::shared_ptr<ddp::PowerSgdHook>>();
+  return bf16_compress ? std::make_shared<ddp::Bf16CompressHook>() : nullptr;
+}
+
 ddp::DdpOptions ddp_options(const py::dict& values) {
   const auto buffers = values["buffers"].cast<std::string>();
   if (buffers != "broadcast" && buffers != "mean" && buffers != "local")
@@ -118,7 +124,7 @@ ddp::DdpOptions ddp_options(const py::dict& values) {
               : buffers == "mean"    ? ddp::BufferMode::kMean
                                      : ddp::BufferMode::kLocal;
     else if constexpr (std::is_same_v<Value, std::shared_ptr<comm::GradientHook>>)
-      value = values["bf16_compress"].cast<bool>() ? std::make_shared<ddp::Bf16CompressHook>() : nullptr;
+      value = hook_of(values["bf16_compress"].cast<bool>(), values["hook"]);
     else if constexpr (std::is_same_v<Value, ddp::OuterMethod>)
       value = outer_method(values[name]);
     else
@@ -245,6 +251,15 @@ void bind_ddp(py::module_& module) {
            [](ddp::HostAverager& self, const py::dict& values, const std::vector<at::Tensor>& parameters) {
              self.load_state_dict(state_dict(values), parameters);
            });
+  py::class_<ddp::PowerSgdHook, std::shared_ptr<ddp::PowerSgdHook>>(module, "PowerSgdHook")
+      .def(py::init([](int rank, int dense_steps) {
+        return std::make_shared<ddp::PowerSgdHook>(
+            ddp::PowerSgdOptions{.rank = rank, .dense_steps = dense_steps});
+      }))
+      .def("state_dict", &ddp::PowerSgdHook::state_dict)
+      .def("load_state_dict", [](ddp::PowerSgdHook& self, const py::dict& values) {
+        self.load_state_dict(state_dict(values));
+      });
   module.def("host_id", job::host_id);
   module.def("run_backward", run_backward);
   module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });

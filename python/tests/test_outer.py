@@ -170,6 +170,42 @@ def test_training_state_saves_what_hosts_need(world):
         world.barrier()
 
 
+@on_ranks(2, 3)
+def test_power_sgd(world):
+    def train_with(hook, stop_at=None):
+        torch.manual_seed(1)
+        net = nn.Linear(64, 48)
+        ddp = lockstep.DistributedDataParallel(net, world, hook=hook)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        losses = []
+        for step in range(30):
+            if step == stop_at:
+                layout, saved = ddp.stats()["layout"], copy.deepcopy(hook.state_dict())
+                hook = lockstep.PowerSGD(rank=4, dense_steps=2)
+                hook.load_state_dict(saved)
+                del ddp
+                ddp = lockstep.DistributedDataParallel(net, world, hook=hook, bucket_layout=layout)
+            x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + world.rank))
+            optimizer.zero_grad()
+            loss = (net(x) - x[:, :48].roll(1, 1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert world.all_gather_object(net.weight.sum().item()) == [net.weight.sum().item()] * world.size
+        return net, losses
+
+    dense, losses = train_with(None)
+    net, approximated = train_with(lockstep.PowerSGD(rank=4, dense_steps=2))
+    assert distance(net, dense) > 1e-4, "it is an approximation"
+    assert abs(approximated[-1] - losses[-1]) < 0.03 * losses[-1]
+    check_is(net, train_with(lockstep.PowerSGD(rank=4, dense_steps=2), stop_at=15)[0])
+    for arguments in ({"rank": 9}, {"dense_steps": -1}):
+        with pytest.raises(lockstep.UsageError, match="expected"):
+            lockstep.PowerSGD(**arguments)
+    with pytest.raises(lockstep.UsageError, match="without bf16_compress"):
+        lockstep.DistributedDataParallel(net, world, hook=lockstep.PowerSGD(), bf16_compress=True)
+
+
 @on_ranks(1)
 def test_wrong_options(world):
     net = nn.Linear(2, 2)

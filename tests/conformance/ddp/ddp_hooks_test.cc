@@ -1,9 +1,14 @@
 // Tests gradient hooks: the interface that they implement, and those of ddp/hooks.
+#include <gmock/gmock.h>
+
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "tests/conformance/ddp/test_models.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests::ddp_hooks_test {
 namespace {
@@ -11,6 +16,7 @@ namespace {
 using ddp::Bf16CompressHook;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
+using ddp::PowerSgdHook;
 
 /// Parameters of several dtypes, one of them transposed in memory.
 struct MixedNetImpl : torch::nn::Module {
@@ -386,6 +392,148 @@ TEST(DdpHooks, ErrorFeedbackKeepsWhatAnApproximationLeavesOut) {
   world().all_reduce(missing);
   EXPECT_GT(missing.abs().max().item<float>(), 1e-3) << "rank 1 cannot represent the gradients";
   EXPECT_TRUE(torch::allclose(sent + missing, exact, 1e-3, 1e-3));
+}
+
+/// Matrices that are large enough to be approximated, one of them transposed in memory, and a vector.
+struct MatrixNetImpl : torch::nn::Module {
+  MatrixNetImpl() {
+    torch::manual_seed(3);
+    first = register_parameter("first", torch::randn({40, 60}) * 0.1);
+    second = register_parameter("second", torch::randn({2, 5, 60}).permute({1, 2, 0}) * 0.1);  // [5, 60, 2]
+    bias = register_parameter("bias", torch::randn({60}));
+  }
+  at::Tensor loss(int rank, int step) {
+    const at::Tensor x = batch_of(rank, step, {6, 40}).mm(first) + bias;
+    return (torch::tanh(x).matmul(second.select(0, rank % 5)).sin() * x.narrow(1, 0, 2)).sum();
+  }
+  at::Tensor first, second, bias;
+};
+TORCH_MODULE(MatrixNet);
+
+at::Tensor tensor_of(const checkpoint::StateDict& state, const std::string& name) {
+  return checkpoint::value_of<at::Tensor>(state, name).to(at::kDouble);
+}
+
+/// PowerSGD of one gradient in float64, with the factors that a hook begins with.
+struct PowerSgdReference {
+  PowerSgdReference(const checkpoint::StateDict& state, const std::string& name)
+      : p(tensor_of(state, name + "/p")), q(tensor_of(state, name + "/q")) {}
+  /// Returns the mean of the ranks' gradients, [rows, columns] each.
+  at::Tensor mean(const std::vector<at::Tensor>& gradients) {
+    const bool is_q = step++ % 2 == 0;
+    const at::Tensor basis = std::get<0>(at::linalg_qr(is_q ? p : q));
+    errors.resize(gradients.size());
+    at::Tensor factor = at::zeros_like(is_q ? q : p);
+    const auto product = [&](const at::Tensor& other) { return is_q ? basis.mm(other.t()) : other.mm(basis.t()); };
+    for (std::size_t r = 0; r < gradients.size(); ++r) {
+      at::Tensor value = gradients[r].to(at::kDouble) / static_cast<double>(gradients.size());
+      if (errors[r].defined()) value += errors[r];
+      const at::Tensor own = (is_q ? value.t() : value).mm(basis);
+      errors[r] = value - product(own);
+      factor += own;
+    }
+    (is_q ? q : p) = factor;
+    (is_q ? p : q) = basis;
+    return product(factor);
+  }
+  at::Tensor p, q;
+  int step = 0;
+  std::vector<at::Tensor> errors;
+};
+
+TEST(PowerSgd, IsItsFormulaWithErrorFeedback) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  MatrixNet net;
+  const auto hook = std::make_shared<PowerSgdHook>(ddp::PowerSgdOptions{.rank = 2, .dense_steps = 2});
+  DistributedDataParallel ddp(net, world(), {.hook = hook});
+  std::map<std::string, PowerSgdReference> references;
+  for (int step = 0; step < 7; ++step) {
+    net->zero_grad();
+    net->loss(world().rank(), step).backward();
+    std::vector<std::vector<at::Tensor>> locals;
+    for (int rank = 0; rank < world().size(); ++rank) {
+      MatrixNet alone;
+      alone->loss(rank, step).backward();
+      locals.push_back(gradients(*alone));
+    }
+    const auto named = net->named_parameters();
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const at::Tensor got = named[i].value().grad();
+      std::vector<at::Tensor> mine;
+      for (const auto& local : locals) mine.push_back(local[i].reshape({got.size(0), -1}));
+      at::Tensor expected = at::stack(mine).to(at::kDouble).mean(0);
+      const double size = expected.abs().max().item<double>();
+      if (step >= 2 && named[i].key() != "bias") expected = references.at(named[i].key()).mean(mine);
+      EXPECT_LT((got.reshape({got.size(0), -1}).to(at::kDouble) - expected).abs().max().item<double>(), 1e-5 * size)
+          << named[i].key() << " step " << step;
+      EXPECT_TRUE(same_bits(got)) << named[i].key();
+    }
+    if (step == 1) {
+      const checkpoint::StateDict state = hook->state_dict();
+      for (const char* name : {"first", "second"}) {
+        references.emplace(name, PowerSgdReference(state, name));
+        references.at(name).step = static_cast<int>(checkpoint::value_of<std::int64_t>(state, name + std::string("/steps")));
+      }
+    }
+  }
+}
+
+TEST(PowerSgd, InfinityReachesAllRanksAndChangesNothingElse) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool with_infinity : {false, true}) {
+    MatrixNet net;
+    const auto hook = std::make_shared<PowerSgdHook>(ddp::PowerSgdOptions{.rank = 2, .dense_steps = 0});
+    DistributedDataParallel ddp(net, world(), {.hook = hook});
+    for (int step = 0; step < 5; ++step) {
+      if (with_infinity && step == 3) {
+        net->zero_grad();
+        const double factor = world().rank() == 1 ? std::numeric_limits<double>::infinity() : 1.0;
+        (net->loss(world().rank(), 9) * factor).backward();
+        EXPECT_TRUE(net->first.grad().isnan().all().item<bool>());
+      }
+      net->zero_grad();
+      net->loss(world().rank(), step).backward();
+    }
+    results.push_back(gradients(*net));
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
+}
+
+TEST(PowerSgd, StateResumesWithTheSameBits) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool is_stopped : {false, true}) {
+    MatrixNet net;
+    auto hook = std::make_shared<PowerSgdHook>(ddp::PowerSgdOptions{.rank = 2, .dense_steps = 1});
+    auto ddp = std::make_unique<DistributedDataParallel>(net, world(), DdpOptions{.hook = hook});
+    for (int step = 0; step < 6; ++step) {
+      if (is_stopped && step == 3) {
+        const checkpoint::StateDict state = checkpoint::clone_state(hook->state_dict());
+        const std::string layout = ddp->stats().layout;
+        ddp.reset();
+        hook = std::make_shared<PowerSgdHook>(ddp::PowerSgdOptions{.rank = 2, .dense_steps = 1});
+        hook->load_state_dict(state);
+        ddp = std::make_unique<DistributedDataParallel>(net, world(),
+                                                        DdpOptions{.bucket_layout = layout, .hook = hook});
+      }
+      net->zero_grad();
+      net->loss(world().rank(), step).backward();
+    }
+    results.push_back(gradients(*net));
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
+}
+
+TEST(PowerSgd, WrongOptionsAndStatesAreRefused) {
+  const auto message = [](auto action) { return message_of<base::UsageError>(action); };
+  EXPECT_THAT(message([] { PowerSgdHook({.rank = 9}); }), testing::HasSubstr("rank is 9; expected 1 to 8"));
+  EXPECT_THAT(message([] { PowerSgdHook({.dense_steps = -1}); }), testing::HasSubstr("dense_steps is -1; expected 0"));
+  checkpoint::StateDict state = {{"w/steps", std::int64_t{3}},
+                                 {"w/p", at::zeros({4, 2})},
+                                 {"w/q", at::zeros({5, 2})},
+                                 {"w/error", at::zeros({4, 5})}};
+  EXPECT_THAT(message([&] { PowerSgdHook().load_state_dict(state); }), testing::HasSubstr("another rank; expected 4"));
 }
 
 }  // namespace
