@@ -187,7 +187,7 @@ def test_power_sgd(world):
                 ddp = lockstep.DistributedDataParallel(net, world, hook=hook, bucket_layout=layout)
             x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + world.rank))
             optimizer.zero_grad()
-            loss = (net(x) - x[:, :48].roll(1, 1)).square().mean()
+            loss = (net(x) - x[:, :1]).square().mean()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -197,7 +197,8 @@ def test_power_sgd(world):
     dense, losses = train_with(None)
     net, approximated = train_with(lockstep.PowerSGD(rank=4, dense_steps=2))
     assert distance(net, dense) > 1e-4, "it is an approximation"
-    assert abs(approximated[-1] - losses[-1]) < 0.03 * losses[-1]
+    assert losses[-1] < 0.5 * losses[0]
+    assert abs(approximated[-1] - losses[-1]) < 0.05 * losses[0]
     check_is(net, train_with(lockstep.PowerSGD(rank=4, dense_steps=2), stop_at=15)[0])
     for arguments in ({"rank": 9}, {"dense_steps": -1}):
         with pytest.raises(lockstep.UsageError, match="expected"):
