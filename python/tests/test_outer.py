@@ -176,7 +176,7 @@ def test_power_sgd(world):
         torch.manual_seed(1)
         net = nn.Linear(64, 48)
         ddp = lockstep.DistributedDataParallel(net, world, hook=hook)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(net.parameters(), lr=3.0)
         losses = []
         for step in range(30):
             if step == stop_at:
