@@ -39,12 +39,12 @@ class Bench:
         self.args, self.cluster = args, cluster
         self.where = hosts_of_ranks(2, 2, "contiguous")
 
-    def run(self, method, seed, steps, rate):
-        """Runs a training, on links of `rate` bits per second, or without a limit (0)."""
+    def run(self, method, seed, steps, rate, goal=0.0, least_steps=0):
+        """Runs a training, on links of `rate` bits per second, or without a limit (0), until its loss is `goal`."""
         args = self.args
         case = {
-            "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every,
-            "evaluate_every": args.evaluate_every, "data": str(args.data), **CASES[args.model],
+            "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every, "goal": goal,
+            "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data), **CASES[args.model],
         }  # fmt: skip
         if rate:
             self.cluster.shape(f"{round(rate)}bit")
@@ -56,7 +56,7 @@ class Bench:
             if rate:
                 self.cluster.unshape()
         row = {
-            "model": args.model, "method": method, "seed": seed, "steps": steps, "rate": round(rate),
+            "model": args.model, "method": method, "seed": seed, "steps": len(result["seconds"]), "rate": round(rate),
             "parameters": result["parameters"], "bytes": crossed,
             "step_s": round(statistics.median(result["seconds"][WARM:]), 6),
             "mean_step_s": round(statistics.mean(result["seconds"][WARM:]), 6), "points": result["points"],
@@ -74,7 +74,9 @@ class Bench:
     def compare(self):
         args = self.args
         compute, rate = self.settle()
-        per_step = {m: self.run(m, 1, WARM + (8 if m == "ddp" else SETTLED), rate)[0] for m in PER_STEP}
+        rate = args.rate or rate
+        names = [m for m in PER_STEP if m == "ddp" or m in args.methods]
+        per_step = {m: self.run(m, 1, WARM + (8 if m == "ddp" else SETTLED), rate)[0] for m in names}
         print(
             json.dumps({
                 "what": "link", "model": args.model, "compute_s": compute, "rate": round(rate),
@@ -86,13 +88,13 @@ class Bench:
             curve, _ = self.run("ddp", seed, args.steps, 0)
             steps, loss = goal(curve["points"])
             print(json.dumps({"what": "goal", "seed": seed, "steps": steps, "loss": round(loss, 4)}), flush=True)
-            for method in PER_STEP:
-                row = curve if method == "ddp" else self.run(method, seed, 2 * steps, 0)[0]
+            for method in names:
+                row = curve if method == "ddp" else self.run(method, seed, 2 * steps, 0, loss, steps)[0]
                 reached = first_at(row["points"], loss)
                 wall = reached and reached * per_step[method]["mean_step_s"]
                 self.report(method, seed, steps, row, reached, wall)
-            for method in args.methods:
-                row, seconds = self.run(method, seed, 2 * steps, rate)
+            for method in (m for m in args.methods if m in ROUNDS):
+                row, seconds = self.run(method, seed, 2 * steps, rate, loss, steps)
                 reached = first_at(row["points"], loss)
                 self.report(method, seed, steps, row, reached, reached and sum(seconds[:reached]))
 
@@ -109,10 +111,13 @@ class Bench:
 
 
 def goal(points):
-    """The step after which the loss fell by less than 1 % in the last tenth of the run, and the loss there."""
+    """The step at which the loss has fallen by less than 1 % in the last tenth of the run, for the second time in a row,
+    and the loss there."""
+    times = 0
     for step, loss in points:
         before = [other for at, other in points if at <= 0.9 * step]
-        if len(before) >= 9 and loss > 0.99 * before[-1]:
+        times = times + 1 if len(before) >= 9 and loss > 0.99 * before[-1] else 0
+        if times == 2:
             return step, loss
     return points[-1][0], points[-1][1]
 
@@ -127,7 +132,8 @@ def main():
     parser.add_argument("--python", default=str(HERE.parent / ".deps/python/bin/python3"))
     parser.add_argument("--data", type=pathlib.Path, default=HERE.parent.parent / "shared/data")
     parser.add_argument("--model", choices=sorted(CASES), default="gpt")
-    parser.add_argument("--methods", nargs="*", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--methods", nargs="*", choices=PER_STEP + ROUNDS, default=PER_STEP + ROUNDS)
+    parser.add_argument("--rate", type=float, default=0, help="bits per second of the slow link; 0: by --ratio")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500, help="most steps until the loss hardly falls")
     parser.add_argument("--evaluate-every", type=int, default=30)
@@ -135,6 +141,8 @@ def main():
     parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
     args = parser.parse_args()
+    if args.evaluate_every % args.every:
+        parser.error("--evaluate-every is no multiple of --every: with 'average', hosts differ between two averages")
     args.data = args.data.resolve()
     host_cluster.enter_sandbox(("ip", "tc"))
     cluster_job.LIMIT_S = 7200

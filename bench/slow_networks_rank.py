@@ -1,6 +1,7 @@
 """A rank of bench/slow_networks.py: trains a small model by one of METHODS, and writes what it has measured.
 
-argv: the case as JSON: model, method, seed, steps, batch, learning_rate, every, evaluate_every, data.
+argv: the case as JSON: model, method, seed, steps, goal (the loss at which it ends, after least_steps), batch,
+learning_rate, every, evaluate_every, data.
 """
 
 import json
@@ -160,7 +161,9 @@ def main():
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
         if step % case["evaluate_every"] == 0:
-            points.append([step, with_weights(evaluate)])
+            points.append([step, with_weights(evaluate)])  # equal on all ranks
+            if step >= case["least_steps"] and points[-1][1] <= case["goal"]:
+                break
     if rank == 0:
         parameters = sum(p.numel() for p in model.parameters())
         print(json.dumps({"parameters": parameters, "seconds": seconds, "points": points}), flush=True)

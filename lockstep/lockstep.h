@@ -19,6 +19,7 @@
 #include "lockstep/data/seed.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/nn/data_parallel.h"
@@ -68,9 +69,12 @@ using ddp::broadcast_optimizer_state;
 using ddp::broadcast_parameters;
 using ddp::BufferMode;
 using ddp::DdpOptions;
+using ddp::DiLoCo;
 using ddp::DistributedDataParallel;
 using ddp::join;
 using ddp::JoinOptions;
+using ddp::Payload;
+using ddp::SparseLoCo;
 
 using nn::convert_sync_batch_norm;
 using nn::DataParallel;

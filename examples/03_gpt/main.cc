@@ -153,8 +153,7 @@ bool train(Gpt& model, const CharDataset& text, const Options& options, const lo
                                              .seed = static_cast<std::uint64_t>(options.seed),
                                              .device = world.device()});
   const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
-  lockstep::GradScaler scaler({.enabled = precision.loss_scaling,
-                               .group = options.average_hosts_every > 1 ? std::optional(world) : std::nullopt});
+  lockstep::GradScaler scaler({.enabled = precision.loss_scaling});
   // A linear warm-up for a tenth of the steps, then a cosine decay towards a tenth of the maximum.
   const auto decay = lockstep::optim::cosine_decay({.steps = options.steps, .min_lr = options.lr / 10});
   lockstep::optim::Scheduler schedule(optimizer, lockstep::optim::warmup(options.steps / 10 + 1, decay, 0.01));
@@ -196,10 +195,7 @@ bool train(Gpt& model, const CharDataset& text, const Options& options, const lo
       part = 0;
       const bool stop = world.stop_requested();  // the same on all ranks
       if (++step == options.steps) break;
-      if (state && (stop || step % options.save_every == 0)) {
-        ddp.average_hosts();  // a checkpoint has the parameters of one host
-        state->save_async(step);
-      }
+      if (state && (stop || step % options.save_every == 0)) state->save_async(step);
       if (stop) return false;  // the destructor of `state` waits for the save
     }
   ddp.average_hosts();

@@ -25,9 +25,10 @@ struct GradScalerOptions {
   bool enabled = true;    ///< false: losses and gradients are unchanged, and step() calls the optimizer's step()
   double warn_below = 1;  ///< logs a warning, once, if the scale falls below this: gradients that are non-finite at
                           ///< every scale are not caused by overflow. 0: no warning
-  /// Ranks that must agree on whether gradients are finite. Required if gradients are not averaged over all ranks:
-  /// without a DistributedDataParallel, and with DdpOptions.average_hosts_every. Then unscale_(), and a step() without
-  /// it, are collectives of this group. Otherwise an infinity reaches all ranks through the averaged gradients.
+  /// Ranks that must agree on whether gradients are finite. Required if gradients are not averaged over these ranks:
+  /// without a DistributedDataParallel. Then unscale_(), and a step() without it, are collectives of this group.
+  /// Otherwise an infinity reaches all ranks through the averaged gradients; with DdpOptions.average_hosts_every, all
+  /// ranks of the host, and hosts may have scales of their own.
   std::optional<comm::Group> group = {};
 };
 

@@ -178,7 +178,8 @@ class Group {
   Group split_by_host() const;
 
   /// Ends a step of this group, which counts its own. The checks of reductions use the number of the step. In a program
-  /// that never calls it, the backward() of the first model counts steps. Does not block.
+  /// that never calls it, the backward() of the first model counts steps. Does not block, except in a step in which
+  /// models average their parameters between hosts (DdpOptions.average_hosts_every); throws CommError if that fails.
   void step() const;
   std::int64_t steps() const;
 

@@ -23,6 +23,8 @@ namespace {
 
 using base::UsageError;
 
+constexpr int kAlwaysCompared = 8;  // the hosts compare their parameters after so many averages at first
+
 /// The memory of a complex tensor as one of real numbers; other tensors as they are.
 at::Tensor real_view(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
@@ -167,7 +169,8 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
                                                        .layout = options_.bucket_layout,
                                                        .check_finite = options_.check_finite});
   in_place_reducer_ = reducer_->in_place();
-  if (host_averager_ && options_.compare_replicas_every > 0) host_check_.emplace(compared, host_link_->group(), 0);
+  if (host_averager_ && host_link_->has_several_hosts() && options_.compare_replicas_every > 0)
+    host_check_.emplace(compared, host_link_->group(), 0);
   replicas_.check.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
@@ -296,11 +299,13 @@ void DistributedDataParallel::Impl::end_step(bool has_updated) {
 }
 
 void DistributedDataParallel::Impl::on_update_skipped() {
+  require_attached();
   if (host_averager_) end_step(true);
 }
 
 void DistributedDataParallel::Impl::on_step_end() {
-  if (host_averager_ && host_averager_->is_due() && reduction_ == Reduction::kNone && !backward_) average_hosts();
+  const bool is_between_steps = reduction_ == Reduction::kNone && !backward_ && !fork_guard_.is_copy_in_child();
+  if (host_averager_ && host_averager_->is_due() && is_between_steps) average_hosts();
   if (can_compare_replicas() && reduction_ == Reduction::kNone) replicas_.check->on_step_end(num_reductions_);
 }
 
@@ -336,7 +341,11 @@ std::vector<at::Tensor> DistributedDataParallel::Impl::tensors_to_average(bool a
 void DistributedDataParallel::Impl::average_hosts() {
   if (!host_averager_) return;
   host_averager_->average(tensors_to_average(true), tensors_to_average(false), true);
-  if (host_check_) host_check_->compare_now();
+  if (host_check_ && (num_averages_++ < kAlwaysCompared ||
+                      num_reductions_ - hosts_compared_at_ >= options_.compare_replicas_every)) {
+    host_check_->compare_now();
+    hosts_compared_at_ = num_reductions_;
+  }
   if (host_link_->has_several_hosts()) stop_requested_ = host_link_->any(stop_requested_, "stop requested");
   if (stop_requested_) comm::GroupAccess::set_stop_agreed(group_);
 }
@@ -347,14 +356,15 @@ void DistributedDataParallel::Impl::with_global_copy(const std::function<void()>
     throw UsageError("with_global_copy: the hosts do not train apart", "call what is to run without it");
   const std::vector<at::Tensor> parameters = tensors_to_average(true);
   const std::vector<at::Tensor> own = host_averager_->swap_in_copy(parameters);
+  std::exception_ptr error;
   try {
     body();
   } catch (...) {
-    host_averager_->put_back(own, parameters);
-    throw;
+    error = std::current_exception();
   }
   reduce_group_.barrier({.name = "end of with_global_copy"});
   host_averager_->put_back(own, parameters);
+  if (error) std::rethrow_exception(error);
 }
 
 checkpoint::StateDict DistributedDataParallel::Impl::outer_state() const {

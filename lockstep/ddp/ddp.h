@@ -50,7 +50,9 @@ struct DdpOptions {
   at::ScalarType wire_dtype = at::kFloat;
   /// N > 1: gradients are averaged within each host only, and every N reductions the parameters and floating-point
   /// buffers are averaged between hosts: at the end of step() of an optimizer of lockstep::optim, in Group::step(), or,
-  /// if neither follows a reduction, at the end of the next backward(). Traffic between hosts falls by a factor of N,
+  /// if neither follows a reduction, at the end of the next backward(). With an optimizer of torch, call Group::step()
+  /// after each of its steps, also one that a loss scaler skips: otherwise the hosts may differ in what they call next,
+  /// and wait for each other. Traffic between hosts falls by a factor of N,
   /// and hosts differ by up to N updates; average_hosts() makes them equal. Each host counts its own reductions, also
   /// one whose step a loss scaler skips; a faster host waits for the others every N of them. Every rank has the same
   /// weight, so a host with more ranks weighs more. A hook acts within a host. Cannot be combined with join(). 1
@@ -58,7 +60,8 @@ struct DdpOptions {
   int average_hosts_every = 1;
   /// What happens every average_hosts_every reductions instead of a mean of the parameters: DiLoCo{} or SparseLoCo{},
   /// which need fewer bytes and fewer rounds for the same loss. The copy of the parameters that the hosts have in
-  /// common is taken when the first backward() begins; load weights before it. Buffers are still averaged.
+  /// common, in float32, is taken when the first backward() begins, or at the end of the warm-up; load weights before.
+  /// Each round rounds float64 parameters to it. Buffers are still averaged.
   OuterMethod outer = {};
   /// Apex's gradient_predivide_factor: gradients are divided by this value before they are added, and the sum is
   /// divided by world size / value. 0: gradients are divided by the world size before they are added. Ignored where
@@ -171,13 +174,15 @@ class DistributedDataParallel {
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
 
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
-  /// evaluating or saving, and begins the count of reductions anew; with DdpOptions.outer, a round. A collective: all
-  /// ranks call it, and it blocks until they have. Throws CommError. Without average_hosts_every it does nothing.
+  /// evaluating or saving, and begins the count of reductions anew; with DdpOptions.outer, a round, unless none has been
+  /// counted. A round of fewer steps changes the training: to evaluate, use with_global_copy(). A collective: all ranks
+  /// call it, and it blocks until they have. Throws CommError. Without average_hosts_every it does nothing.
   void average_hosts();
 
   /// With DdpOptions.outer: calls `body`, for example an evaluation, with the parameters that the hosts had in common
-  /// after the last round, and then gives them their own values again. A collective of the ranks of a host. Throws
-  /// UsageError without `outer`, and what `body` throws.
+  /// after the last round, and then gives them their own values again. In the warm-up they are the rank's own. A
+  /// collective of the ranks of a host, also if `body` throws: it must throw on all of them. Throws UsageError without
+  /// `outer`, and what `body` throws.
   void with_global_copy(const std::function<void()>& body);
 
   /// Whether hosts train apart: average_hosts_every is above 1, or DdpOptions.outer is set.

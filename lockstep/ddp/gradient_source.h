@@ -76,7 +76,8 @@ class GradientSource {
   virtual void on_update_skipped() = 0;
 
   /// Parameters are those that all ranks share between two steps: an optimizer has ended its step. Called otherwise by
-  /// Group::step(). Does not block.
+  /// Group::step(). May average the parameters between hosts, as on_parameters_updated() does; otherwise it does not
+  /// block.
   virtual void on_step_end() = 0;
   /// Counts a step of the group of the DistributedDataParallel (Group::step()).
   virtual void count_step() = 0;

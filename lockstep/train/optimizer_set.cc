@@ -197,6 +197,12 @@ void OptimizerSet::add_to(TrainingState& state) {
                                        return layouts;
                                      },
                                  .load_state_dict = [](const StateDict&) {}});  // read at construction
+  for (std::size_t i = 0; i < models_.size(); ++i)
+    if (ddp::DistributedDataParallel& model = *models_[i]; model.hosts_differ())
+      state.add(numbered("hosts", i),
+                {.state_dict = [&model] { return model.outer_state(); },
+                 .load_state_dict = [&model](const StateDict& saved) { model.load_outer_state(saved); },
+                 .hosts_differ = true});
   state.add("scaler", scaler_);
 }
 

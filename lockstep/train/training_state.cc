@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/collective_save.h"
 #include "lockstep/comm/group_access.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/optim/fused/fused_optimizer.h"
 #include "lockstep/train/loggers/text_format.h"
 
@@ -150,6 +151,10 @@ void TrainingState::require_new_name(const std::string& name) const {
 
 TrainingState& TrainingState::add(const std::string& name, StateMember member) {
   require_new_name(name);
+  if (resumed_ && member.hosts_differ && !do_hosts_differ() && found_ &&
+      found_->read(kTrainingPart).contains(kHostsKey))
+    throw UsageError("TrainingState::add: \"" + name + "\" says that hosts train apart, and was added after resume()",
+                     "add it before resume(), so that each host restores the other members from its own state");
   members_.push_back({name, std::move(member)});
   if (resumed_) restore(members_.back());
   return *this;
@@ -324,13 +329,12 @@ bool TrainingState::do_hosts_differ() const {
 /// Collective when it is called first.
 const TrainingState::Hosts& TrainingState::hosts() {
   if (hosts_) return *hosts_;
-  const at::Tensor nodes = at::empty({world_.size()}, at::kInt);
-  world_.all_gather(nodes, at::full({1}, world_.node_rank(), at::kInt), {.name = "hosts of a training"});
-  const auto* const node_of = nodes.const_data_ptr<int>();
+  const std::vector<int> first_of = ddp::first_ranks_of_hosts(world_, world_.split_by_host());
   hosts_.emplace();
   for (int rank = 0; rank < world_.size(); ++rank) {
-    if (std::find(node_of, node_of + rank, node_of[rank]) != node_of + rank) continue;
-    if (node_of[rank] == world_.node_rank()) hosts_->own = static_cast<int>(hosts_->first_ranks.size());
+    if (first_of[static_cast<std::size_t>(rank)] != rank) continue;
+    if (first_of[static_cast<std::size_t>(world_.rank())] == rank)
+      hosts_->own = static_cast<int>(hosts_->first_ranks.size());
     hosts_->first_ranks.push_back(rank);
   }
   return *hosts_;

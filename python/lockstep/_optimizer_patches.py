@@ -94,6 +94,25 @@ def _call_before(name: str, prepare: Callable[[list[torch.Tensor]], None]) -> bo
     return True
 
 
+def watch_skipped_steps(steps_of: Callable[[Any], int], skipped: Callable[[Any], None]) -> None:
+    """From now on, calls skipped(optimizer) when a torch.amp.GradScaler has skipped a step: steps_of(optimizer) is as
+    before."""
+    maybe_step = getattr(torch.amp.GradScaler, "_maybe_opt_step", None)
+    if maybe_step is None:
+        warnings.warn("a step that torch.amp.GradScaler skips does not count for average_hosts_every", stacklevel=4)
+        return
+
+    @functools.wraps(maybe_step)
+    def step_or_skip(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = steps_of(optimizer)
+        result = maybe_step(self, optimizer, *args, **kwargs)
+        if steps_of(optimizer) == before:
+            skipped(optimizer)
+        return result
+
+    torch.amp.GradScaler._maybe_opt_step = step_or_skip
+
+
 def install(optimizers: weakref.WeakSet) -> None:
     """Takes effect once, for the optimizers of lockstep.optim, which `optimizers` contains from their beginning. Warns
     of functions that are not torch's own, or those of an unknown torch, and leaves them as they are."""

@@ -178,7 +178,8 @@ class TrainingState:
         elif isinstance(member, PowerSGD):
             self._add(name, member.state_dict, member.load_state_dict, each_rank=True)
         elif isinstance(member, HostSync):
-            self._add(name, member.state_dict, member.load_state_dict, hosts_differ=True)
+            hosts_differ = member._averager is not None
+            self._add(name, member.state_dict, member.load_state_dict, hosts_differ=hosts_differ)
         elif isinstance(member, torch.nn.Module):
             load = partial(_load_module, self._fused, name, member)  # not this object, whose C++ part owns the function
             self._add(name, partial(_tensors_of, member), load, each_rank)

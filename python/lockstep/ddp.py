@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import sys
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lockstep import _C, _engine, _failures, _optimizer_state, _step_counts
+from lockstep import _C, _engine, _failures, _optimizer_patches, _optimizer_state, _step_counts
 from lockstep._optimizer_state import parameters_of
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, when_joined, world
@@ -105,6 +106,23 @@ def _require_no_backward(optimizer: torch.optim.Optimizer) -> None:
 def _count_step_of(optimizer: torch.optim.Optimizer) -> None:
     steps = _optimizers[optimizer] = _optimizers.get(optimizer, 0) + 1
     _unaveraged.record(optimizer, steps)
+
+
+@functools.cache
+def _watch_skipped_steps() -> None:
+    """Called when the first model is made whose hosts train apart."""
+    _optimizer_patches.watch_skipped_steps(lambda optimizer: _optimizers.get(optimizer, 0), _count_skipped_step)
+
+
+def _count_skipped_step(optimizer: torch.optim.Optimizer) -> None:
+    """Hosts whose loss scalers skip other steps meet in the same rounds."""
+    for ddp in _owners_of(optimizer):
+        if not ddp._ddp.hosts_differ():
+            continue
+        if ddp._optimizer is not None and ddp._optimizer() is optimizer:
+            optimizer._optimizer.skip_step()  # type: ignore[attr-defined]
+        else:
+            ddp._ddp.on_step_end()
 
 
 def _count_optimizers() -> None:
@@ -208,9 +226,11 @@ class DistributedDataParallel:
         bf16_compress: sends float32 gradients as bfloat16.
         hook: a lockstep.PowerSGD, which sends low-rank approximations of gradients.
         wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
-        average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps.
+        average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps,
+            after the step of the first optimizer that has one of the model's parameters.
         outer: a lockstep.DiLoCo or lockstep.SparseLoCo, which takes the place of the mean of the parameters. The copy
-            of the parameters that the hosts have in common is taken in the first backward(): load weights before it.
+            of the parameters that the hosts have in common, in float32, is taken in the first backward(), or at the end
+            of the warm-up: load weights before it.
         gradient_predivide_factor: divides gradients before and after their sum, as Apex does.
         compare_replicas_every: how often, in reductions, the ranks compare hashes of all parameters, as they are when
             an optimizer of torch has made a step, or after Group.step(); and in the first reductions. 0: never.
@@ -299,6 +319,8 @@ class DistributedDataParallel:
             self._options,
             broadcast,
         )
+        if self._ddp.hosts_differ():
+            _watch_skipped_steps()
         self._dicts.watch(_dicts(module))
         own = [p for name, p in module.named_parameters() if name not in self._ignored]
         self._ids = set(map(id, own))
@@ -440,7 +462,7 @@ class DistributedDataParallel:
 
     def average_hosts(self) -> None:
         """With average_hosts_every: averages parameters and floating-point buffers between hosts now; with `outer`, a
-        round. Collective."""
+        round, if steps were made since the last one. To evaluate, use with_global_copy(). Collective."""
         self._ddp.average_hosts()
 
     def with_global_copy(self, body: Callable[[], _T]) -> _T:

@@ -12,14 +12,15 @@ class PowerSGD:
     `hook` of DistributedDataParallel. Each object serves one of them.
 
     It is the alternating form of PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727): one
-    all_reduce for each bucket. What the approximation of a rank's gradient lacks is added to its next one. Gradients of
-    less than two dimensions, and those that would become less than twice as small, are sent as they are. A reduction
-    with an infinity or a NaN gives NaNs on all ranks and changes nothing else. Clip gradients after backward(). The
-    state is each rank's own: lockstep.checkpoint.TrainingState.add("powersgd", hook).
+    all_reduce for each bucket. What the approximation of a rank's gradient lacks is added to its next one, in the scale
+    of a loss scaler. Gradients of less than two dimensions, and those that would become less than twice as small, are
+    not approximated. All that is sent is float32. A reduction with an infinity or a NaN gives NaNs on all ranks and
+    changes no state. Clip gradients after backward(). The state is each rank's own:
+    lockstep.checkpoint.TrainingState.add("powersgd", hook).
 
     Args:
         rank: of the approximation, 1 to 8.
-        dense_steps: so many reductions at the start send gradients as they are.
+        dense_steps: so many reductions at the start approximate nothing.
 
     Raises:
         UsageError: an argument is out of range.

@@ -77,7 +77,7 @@ class HostSync:
         groups = [dist.new_group(ranks) for ranks in hosts]
         self._inside = groups[hosts.index(self._own)]
         self._leaders = dist.new_group([ranks[0] for ranks in hosts]) if self._backend is None else None
-        exchange = _HostExchange(hosts, self, None if _is_on_cpu(ddp) else "gloo")
+        exchange = _HostExchange(hosts, self, outer is not None, None if _is_on_cpu(ddp) else "gloo")
         self._averager = _C.HostAverager(every, outer, exchange)
         ddp.register_comm_hook(self, _reduce_inside)
         ddp.register_forward_pre_hook(lambda ddp, _: self._sync_if_due(ddp))
@@ -158,25 +158,31 @@ class HostSync:
 class _HostExchange(SimpleNamespace):
     """ddp::HostExchange of torch's groups. It does not keep `sync`, whose _averager keeps it."""
 
-    def __init__(self, hosts: list[list[int]], sync: HostSync, backend: str | None) -> None:
-        rank, own = dist.get_rank(), sync._own
-        slices = min(map(len, hosts))
+    def __init__(self, hosts: list[list[int]], sync: HostSync, has_outer: bool, backend: str | None) -> None:
+        own, slices, several = sync._own, min(map(len, hosts)), len(hosts) > 1
         super().__init__(
             num_hosts=len(hosts),
             host=hosts.index(own),
             weights=[len(ranks) / sync._size for ranks in hosts],
             num_slices=slices,
-            slice=own.index(rank),
+            slice=own.index(dist.get_rank()),
+            all_to_all=None,
+            all_gather=None,
+            share=None,
         )
-        # All ranks make all groups.
-        across = [dist.new_group([ranks[i] for ranks in hosts], backend=backend) for i in range(slices)]
-        insides = [dist.new_group(ranks, backend=backend) for ranks in hosts]
-        group, inside = across[min(self.slice, slices - 1)], insides[self.host]
         average = weakref.WeakMethod(sync._average)
 
         def average_if_alive(flat: torch.Tensor, equal_on_host: bool) -> None:
             if call := average():
                 call(flat, equal_on_host)
+
+        self.average = average_if_alive if several else None
+        if not has_outer:
+            return
+        # All ranks make all groups.
+        across = [dist.new_group([ranks[i] for ranks in hosts], backend=backend) for i in range(slices)]
+        insides = [dist.new_group(ranks, backend=backend) for ranks in hosts] if backend else [sync._inside] * len(hosts)
+        group, inside = across[min(self.slice, slices - 1)], insides[self.host]
 
         def all_to_all(output: torch.Tensor, given: torch.Tensor) -> Callable[[], object]:
             return dist.all_to_all_single(output, given, group=group, async_op=True).wait
@@ -188,10 +194,9 @@ class _HostExchange(SimpleNamespace):
             for i, part in enumerate(flat.chunk(slices)):
                 dist.broadcast(part, own[i], group=inside)
 
-        several = len(hosts) > 1
-        self.average = average_if_alive if several else None
         self.all_to_all, self.all_gather = (all_to_all, all_gather) if several else (None, None)
-        self.share = share if len(own) > 1 else None
+        if len(own) > 1:
+            self.share = share
 
 
 # Communication hooks, whose annotations torch compares with its own. Their results are the means of the buckets.

@@ -2,6 +2,15 @@
 
 import dataclasses
 
+from lockstep.errors import UsageError
+
+
+def _check_types(options: object) -> None:
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        value, kind = getattr(options, field.name), type(field.default)
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+            raise UsageError(f"{type(options).__name__}: {field.name} is {value!r}; expected a value like {field.default!r}")
+
 
 @dataclasses.dataclass(frozen=True)
 class DiLoCo:
@@ -22,6 +31,9 @@ class DiLoCo:
     payload: str = "float32"
     warm_up: int = 0
 
+    def __post_init__(self) -> None:
+        _check_types(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class SparseLoCo:
@@ -37,3 +49,6 @@ class SparseLoCo:
     error_decay: float = 0.95
     keep: int = 64
     warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        _check_types(self)

@@ -209,7 +209,7 @@ void bind_group(py::module_& module) {
       .def("transport", [](const Group& self) { return std::string(self.transport()); })
       .def("split", &Group::split, WithoutGil())
       .def("split_by_host", &Group::split_by_host, WithoutGil())
-      .def("step", &Group::step)
+      .def("step", &Group::step, WithoutGil())
       .def("steps", &Group::steps)
       .def("comm_seconds",
            [](const Group&) { return static_cast<double>(base::telemetry::CommTime::total_ns()) / 1e9; })

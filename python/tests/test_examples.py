@@ -86,6 +86,21 @@ GPT = [sys.executable, EXAMPLES / "gpt.py"]
 SHAPE = {"block": 32, "width": 128, "layers": 4, "heads": 4}
 
 
+@pytest.mark.parametrize("outer", ["int8", "sparse"])
+def test_slow_network(tmp_path, outer):
+    text = write_text(tmp_path)
+    torch.manual_seed(5)
+    shape = gpt_model.SIZES["demo"]
+    save_file(gpt_model.Gpt(len(set(text)), **shape).state_dict(), tmp_path / "first.safetensors")
+    command = [ROOT / "tests/support/fake_hosts.sh", "0 1", sys.executable, EXAMPLES / "slow_network.py"]
+    options = ["--corpus", "text", "--weights", "first.safetensors", "--save", "tuned.safetensors", "--every", 5]
+    options += ["--steps", 20, "--lr", 3e-3, "--outer", outer, "--folder", "run"]
+    _, said = losses_of(tmp_path, 2, command, options, log=False)
+    after, before = (float(number) for number in re.findall(r"[0-9]+\.[0-9]+", said.splitlines()[-1]))
+    assert after < before - 0.1
+    assert load_file(tmp_path / "tuned.safetensors")
+
+
 @pytest.mark.parametrize("options", [[], ["--accumulate", 2, "--recompute", "--precision", "bf16-mixed"]])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gpt(tmp_path, ranks, options):

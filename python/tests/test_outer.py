@@ -1,6 +1,11 @@
 """Outer optimizers between hosts, with torch's DistributedDataParallel and that of the package."""
 
 import copy
+import os
+import pathlib
+import random
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -12,6 +17,7 @@ from torch import nn
 
 import lockstep
 
+PROGRAM = pathlib.Path(__file__).with_name("outer_training.py")
 EVERY, ROUNDS = 3, 3
 METHODS = [
     lockstep.DiLoCo(learning_rate=0.7),
@@ -134,6 +140,31 @@ def test_round_follows_the_step_of_an_optimizer(world):
         del ddp, optimizer
 
 
+@on_ranks(1, 2)
+def test_step_that_a_loss_scaler_skips_counts(world):
+    for fused in (False, True):
+        torch.manual_seed(1)
+        net = nn.Linear(5, 2)
+        ddp = lockstep.DistributedDataParallel(
+            net, world, average_hosts_every=2, outer=lockstep.DiLoCo(learning_rate=0.5, momentum=0.0)
+        )
+        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        begun = net.weight.detach().clone()
+        for step in range(2):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 1 else 1.0
+            scaler.scale(net(torch.ones(3, 5)).square().mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step == 0:
+                after = net.weight.detach().clone()
+        # The round came with the second step, which was skipped: half of the way of the first.
+        assert torch.allclose(net.weight, begun + 0.5 * (after - begun), atol=1e-6), fused
+        assert not torch.equal(begun, after)
+        del ddp, optimizer
+
+
 @on_ranks(2)
 def test_training_state_saves_what_hosts_need(world):
     with tempfile.TemporaryDirectory() as folder:
@@ -218,6 +249,9 @@ def test_wrong_options(world):
     ):
         with pytest.raises(lockstep.UsageError, match=words):
             lockstep.DistributedDataParallel(net, world, average_hosts_every=2, outer=outer)
+    for make in (lambda: lockstep.DiLoCo(warm_up=1.5), lambda: lockstep.SparseLoCo(keep="64")):
+        with pytest.raises(lockstep.UsageError, match="expected a value like"):
+            make()
     ddp = lockstep.DistributedDataParallel(net, world, average_hosts_every=2)
     with pytest.raises(lockstep.UsageError, match="there is no outer optimizer"):
         ddp.with_global_copy(print)
@@ -229,3 +263,26 @@ def test_wrong_options(world):
             lockstep.HostSync(plain, every=2, outer=7)
     finally:
         dist.destroy_process_group()
+
+
+RUNS = int(os.environ.get("OUTER_KILLS", "1"))  # of each method
+
+
+@pytest.mark.parametrize("method", ("average", "int8", "warm-up", "sparse"))
+def test_killed_host_resumes_with_the_same_bits(tmp_path, method):
+    def run(name, seconds):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "4", "--bind", "none", "--max-restarts", "1", "--"]
+        words += [sys.executable, str(PROGRAM), str(folder), method, str(seconds)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        weights = {(folder / str(rank)).read_text() for rank in range(4)}
+        assert len(weights) == 1, "all hosts are equal after a round"
+        return weights.pop(), done.stdout
+
+    expected, said = run("straight", 0)
+    assert "resumed from step 0" in said
+    for number in range(RUNS):
+        weights, said = run(str(number), random.Random(number).uniform(0.1, 0.6))
+        assert weights == expected, said

@@ -39,6 +39,10 @@ def loss_after(run, net, make_equal=lambda: None):
         torch.nn.functional.cross_entropy(run(x), y).backward()
         optimizer.step()
     make_equal()
+    return evaluate(net)
+
+
+def evaluate(net):
     with torch.no_grad():
         x, y = samples_of(999_999, 4096)
         return torch.nn.functional.cross_entropy(net(x), y).item()
@@ -76,6 +80,43 @@ def every_8_steps_of_ddp():
     return loss_after(net, net.module, hosts.sync)
 
 
+def outer_optimizer():
+    net = make_net()
+    # docs: begin outer
+    outer = lockstep.DiLoCo(payload="int8")
+    ddp = lockstep.DistributedDataParallel(net, world, average_hosts_every=30, outer=outer)
+    # ... the loop of the training
+    # docs: end outer
+    loss = loss_after(net, net)
+    # docs: begin outer
+    loss_of_all = ddp.with_global_copy(lambda: evaluate(net))
+    # docs: end outer
+    assert abs(loss_of_all - loss) < 0.1 * loss
+    return loss_of_all
+
+
+def outer_optimizer_of_ddp():
+    # docs: begin outer-ddp
+    net = torch.nn.parallel.DistributedDataParallel(make_net())
+    hosts = lockstep.HostSync(net, every=30, outer=lockstep.DiLoCo(payload="int8"))
+    # ... the loop of the training
+    # docs: end outer-ddp
+    loss_after(net, net.module)
+    # docs: begin outer-ddp
+    loss_of_all = hosts.with_global_copy(lambda: evaluate(net.module))
+    # docs: end outer-ddp
+    return loss_of_all
+
+
+def approximated():
+    net = make_net()
+    # docs: begin powersgd
+    ddp = lockstep.DistributedDataParallel(net, world, hook=lockstep.PowerSGD(rank=4))
+    # docs: end powersgd
+    assert ddp.module is net
+    return loss_after(net, net)
+
+
 def both():
     net = make_net()
     # docs: begin both
@@ -89,7 +130,8 @@ def both():
     return loss
 
 
-losses = {way.__name__: way() for way in (every_step, bfloat16, every_8_steps, every_8_steps_of_ddp)}
+ways = (every_step, bfloat16, every_8_steps, every_8_steps_of_ddp, outer_optimizer, outer_optimizer_of_ddp, approximated)
+losses = {way.__name__: way() for way in ways}
 both()
 if world.rank == 0:
     for name, loss in losses.items():
@@ -97,5 +139,8 @@ if world.rank == 0:
 assert abs(losses["bfloat16"] / losses["every_step"] - 1) < 0.01
 assert abs(losses["every_8_steps"] / losses["every_step"] - 1) < 0.1
 assert abs(losses["every_8_steps_of_ddp"] / losses["every_8_steps"] - 1) < 0.05
+assert abs(losses["outer_optimizer"] / losses["every_step"] - 1) < 0.15
+assert abs(losses["outer_optimizer_of_ddp"] / losses["outer_optimizer"] - 1) < 0.05
+assert abs(losses["approximated"] / losses["every_step"] - 1) < 0.05
 assert set(world.all_gather_object(list(losses.values()))[0]) == set(losses.values())
 dist.destroy_process_group()

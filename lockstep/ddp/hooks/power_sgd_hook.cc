@@ -24,23 +24,27 @@ constexpr const char* kSteps = "/steps";
 constexpr const char* kP = "/p";
 constexpr const char* kQ = "/q";
 constexpr const char* kError = "/error";
+constexpr const char* kRank = "rank";
+constexpr const char* kSize = "size";
 
-/// Numbers from -1 to 1 that are equal on all machines (SplitMix64: Steele, Lea, Flood, 2014).
+/// A number from -1 to 1 that is equal on all machines (SplitMix64: Steele, Lea, Flood, 2014).
+float equal_number(std::uint64_t index) {
+  std::uint64_t bits = (index + 1) * 0x9e3779b97f4a7c15;
+  bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
+  return static_cast<float>(static_cast<std::int32_t>((bits ^ bits >> 31) >> 32)) * 0x1p-31F;
+}
+
 at::Tensor equal_numbers(std::int64_t rows, std::int64_t columns) {
   const at::Tensor numbers = at::empty({rows, columns}, at::kFloat);
   auto* const values = numbers.mutable_data_ptr<float>();
-  std::uint64_t state = 1;
-  for (std::int64_t i = 0; i < numbers.numel(); ++i) {
-    std::uint64_t bits = (state += 0x9e3779b97f4a7c15);
-    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9;
-    bits = (bits ^ bits >> 27) * 0x94d049bb133111eb;
-    values[i] = static_cast<float>(static_cast<std::int32_t>((bits ^ bits >> 31) >> 32)) * 0x1p-31F;
-  }
+  for (std::int64_t i = 0; i < numbers.numel(); ++i) values[i] = equal_number(static_cast<std::uint64_t>(i));
   return numbers;
 }
 
-/// Returns the matrix with orthonormal columns (modified Gram-Schmidt, in float64, with sums in the order of rows). A
-/// column without length becomes zero.
+/// Returns the matrix, which has more rows than columns, with orthonormal columns (modified Gram-Schmidt, in float64,
+/// with sums in the order of rows). A column that depends on those before it, or is zero, as after a gradient of zeros,
+/// is replaced by one of equal_number(): otherwise it would be zero for ever.
 at::Tensor orthonormal(const at::Tensor& matrix) {
   const at::Tensor result = matrix.to(at::kCPU, at::kDouble).contiguous().clone();
   const std::int64_t rows = result.size(0), columns = result.size(1);
@@ -50,17 +54,23 @@ at::Tensor orthonormal(const at::Tensor& matrix) {
     for (std::int64_t i = 0; i < rows; ++i) sum += values[i * columns + a] * values[i * columns + b];
     return sum;
   };
-  for (std::int64_t column = 0; column < columns; ++column) {
-    const double before = std::sqrt(dot(column, column));
-    for (std::int64_t other = 0; other < column; ++other) {
-      const double along = dot(other, column);
-      for (std::int64_t i = 0; i < rows; ++i) values[i * columns + column] -= along * values[i * columns + other];
+  for (std::int64_t column = 0; column < columns; ++column)
+    for (std::uint64_t replaced = 0;; ++replaced) {
+      const double before = std::sqrt(dot(column, column));
+      for (std::int64_t other = 0; other < column; ++other) {
+        const double along = dot(other, column);
+        for (std::int64_t i = 0; i < rows; ++i) values[i * columns + column] -= along * values[i * columns + other];
+      }
+      const double length = std::sqrt(dot(column, column));
+      // What is left of a column that depends on the others is rounding.
+      const bool is_there = length > 1e-6 * before && length > 1e-30;
+      for (std::int64_t i = 0; i < rows; ++i)
+        if (is_there)
+          values[i * columns + column] /= length;
+        else
+          values[i * columns + column] = equal_number(static_cast<std::uint64_t>(i * columns + column) + (replaced << 40));
+      if (is_there) break;
     }
-    const double length = std::sqrt(dot(column, column));
-    // What is left of a column that depends on the others is rounding.
-    const double scale = length > 1e-6 * before && length > 1e-30 ? 1 / length : 0;
-    for (std::int64_t i = 0; i < rows; ++i) values[i * columns + column] *= scale;
-  }
   return result.to(at::kFloat);
 }
 
@@ -114,7 +124,7 @@ void PowerSgdHook::buckets_changed(const std::vector<comm::Bucket>& buckets) {
       if ((rows + columns) * options_.rank * kLeastRatio >= rows * columns) continue;
       Matrix& matrix = matrices_[bucket.names[k]];
       if (matrix.rows == rows && matrix.columns == columns) continue;
-      if (matrix.rows != 0)
+      if (matrix.is_loaded)
         throw UsageError("PowerSgdHook: the saved state of " + bucket.names[k] + " has another shape; expected " +
                          std::to_string(rows) + " by " + std::to_string(columns));
       matrix = {.rows = rows, .columns = columns};
@@ -124,6 +134,19 @@ void PowerSgdHook::buckets_changed(const std::vector<comm::Bucket>& buckets) {
 }
 
 /// Decides what of the bucket is sent where.
+void PowerSgdHook::adopt_loaded(const comm::HookContext& context) {
+  for (auto& [name, matrix] : matrices_) {
+    if (!is_loaded_ || !matrix.error.defined()) continue;
+    if (rank_ != context.rank())
+      matrix.error = at::Tensor();  // another rank carries it over
+    else if (size_ != context.size())  // gradients are divided by the number of ranks
+      matrix.error.mul_(static_cast<double>(size_) / context.size());
+  }
+  is_loaded_ = false;
+  rank_ = context.rank();
+  size_ = context.size();
+}
+
 void PowerSgdHook::plan(const comm::Bucket& bucket, BucketState& state) {
   state = {};
   std::int64_t offset = 0;
@@ -146,6 +169,7 @@ void PowerSgdHook::plan(const comm::Bucket& bucket, BucketState& state) {
 comm::PendingPtr PowerSgdHook::start(comm::Bucket& bucket, comm::HookContext& context) {
   const at::NoGradGuard no_grad;
   BucketState& state = buckets_[bucket.index];
+  if (is_loaded_ || rank_ < 0) adopt_loaded(context);
   plan(bucket, state);
   for (std::size_t k = 0; k < state.parts.size(); ++k) {
     const Part& part = state.parts[k];
@@ -181,10 +205,27 @@ void PowerSgdHook::finish(comm::Bucket& bucket, comm::HookContext& /*context*/) 
     else
       gradient.copy_(sum.view(gradient.sizes()));
   }
-  if (is_finite)
-    for (const std::string& name : bucket.names)
-      if (const auto found = matrices_.find(name); found != matrices_.end()) ++found->second.steps;
   state = {};
+  is_finite_ &= is_finite;
+  reduced_.insert(reduced_.end(), bucket.names.begin(), bucket.names.end());
+  if (++num_finished_ == buckets_.size()) end_reduction();
+}
+
+/// All buckets of a reduction are finished: if all were finite, their state is the new one.
+void PowerSgdHook::end_reduction() {
+  for (const std::string& name : reduced_) {
+    const auto found = matrices_.find(name);
+    if (found == matrices_.end()) continue;
+    Matrix& matrix = found->second;
+    if (is_finite_) {
+      if (matrix.next_p.defined()) matrix.p = matrix.next_p, matrix.q = matrix.next_q, matrix.error = matrix.next_error;
+      ++matrix.steps;
+    }
+    matrix.next_p = matrix.next_q = matrix.next_error = at::Tensor();
+  }
+  reduced_.clear();
+  num_finished_ = 0;
+  is_finite_ = true;
 }
 
 void PowerSgdHook::finish_matrix(Matrix& matrix, const at::Tensor& gradient, const at::Tensor& sum, std::size_t index,
@@ -195,16 +236,16 @@ void PowerSgdHook::finish_matrix(Matrix& matrix, const at::Tensor& gradient, con
   const at::Tensor own = state.own[index].to(at::kCPU);
   const at::Tensor product = at::empty_like(state.values[index], at::MemoryFormat::Contiguous);
   is_q ? multiply(basis, own, product) : multiply(own, basis, product);
-  matrix.error = state.values[index].sub_(product);
+  matrix.next_error = state.values[index].sub_(product);
   is_q ? multiply(basis, factor, product) : multiply(factor, basis, product);
   gradient.copy_(product.view(gradient.sizes()));
   // The factor that was not sent is the orthonormal one from now on.
-  (is_q ? matrix.q : matrix.p) = factor.clone();
-  (is_q ? matrix.p : matrix.q) = basis;
+  (is_q ? matrix.next_q : matrix.next_p) = factor.clone();
+  (is_q ? matrix.next_p : matrix.next_q) = basis;
 }
 
 StateDict PowerSgdHook::state_dict() const {
-  StateDict state;
+  StateDict state = {{kRank, rank_}, {kSize, size_}};
   for (const auto& [name, matrix] : matrices_) {
     state[name + kSteps] = matrix.steps;
     state[name + kP] = matrix.p;
@@ -216,21 +257,32 @@ StateDict PowerSgdHook::state_dict() const {
 
 void PowerSgdHook::load_state_dict(const StateDict& state) {
   std::map<std::string, Matrix> loaded;
+  const std::int64_t rank = value_of<std::int64_t>(state, kRank), size = value_of<std::int64_t>(state, kSize);
   for (const auto& [key, value] : state) {
     if (!key.ends_with(kSteps)) continue;
     const std::string name = key.substr(0, key.size() - std::string_view(kSteps).size());
-    Matrix matrix{.steps = value_of<std::int64_t>(state, key)};
-    matrix.p = value_of<at::Tensor>(state, name + kP).clone();
-    matrix.q = value_of<at::Tensor>(state, name + kQ).clone();
-    matrix.error = value_of<at::Tensor>(state, name + kError).clone();
+    Matrix matrix{.steps = value_of<std::int64_t>(state, key), .is_loaded = true};
+    matrix.p = value_of<at::Tensor>(state, name + kP).to(at::kFloat).clone();
+    matrix.q = value_of<at::Tensor>(state, name + kQ).to(at::kFloat).clone();
+    matrix.error = value_of<at::Tensor>(state, name + kError).to(at::kFloat).clone();
     if (matrix.p.dim() != 2 || matrix.q.dim() != 2 || matrix.p.size(1) != options_.rank ||
         matrix.q.size(1) != options_.rank)
       throw UsageError("PowerSgdHook: the saved state of " + name + " has another rank; expected " +
                        std::to_string(options_.rank));
     matrix.rows = matrix.p.size(0), matrix.columns = matrix.q.size(0);
+    const auto known = matrices_.find(name);
+    const bool is_expected = matrices_.empty() || (known != matrices_.end() && known->second.rows == matrix.rows &&
+                                                   known->second.columns == matrix.columns);
+    if (!is_expected || matrix.error.sizes() != at::IntArrayRef({matrix.rows, matrix.columns}))
+      throw UsageError("PowerSgdHook: the saved state of " + name + " is not that of a gradient of this model");
     loaded.emplace(name, std::move(matrix));
   }
+  if (state.size() != 4 * loaded.size() + 2 || (!matrices_.empty() && loaded.size() != matrices_.size()))
+    throw UsageError("PowerSgdHook: the saved state has other values than those of " + std::to_string(loaded.size()) +
+                     " gradients; expected the state of this model");
   matrices_ = std::move(loaded);
+  rank_ = rank, size_ = size;
+  is_loaded_ = true;
 }
 
 }  // namespace lockstep::ddp::inline hooks

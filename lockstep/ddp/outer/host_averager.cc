@@ -43,11 +43,14 @@ HostAverager::HostAverager(int period, OuterMethod method, HostExchange exchange
 void HostAverager::average(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                            bool buffers_equal_on_host) {
   const at::NoGradGuard no_grad;
+  const bool has_trained = num_reductions_ > 0;
   num_steps_ += std::exchange(num_reductions_, 0);
-  if (outer_ && outer_->has_begun())
-    outer_->round(parameters);
-  else
+  if (!outer_ || !outer_->has_begun()) {
     take_mean(parameters, true);
+    if (outer_ && has_trained && !is_warming_up()) outer_->begin(parameters);
+  } else if (has_trained) {
+    outer_->round(parameters);
+  }
   take_mean(buffers, buffers_equal_on_host);
 }
 
@@ -120,15 +123,17 @@ void HostAverager::load_state_dict(const StateDict& state, const std::vector<at:
   num_steps_ = steps;
 }
 
+std::vector<int> first_ranks_of_hosts(const comm::Group& group, const comm::Group& inside) {
+  const at::Tensor first = at::full({1}, group.rank(), at::kInt);
+  inside.broadcast(first, 0, {.name = "first rank of the host"});
+  const at::Tensor all = at::empty({group.size()}, at::kInt);
+  group.all_gather(all, first, {.name = "hosts of the ranks"});
+  return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + all.numel()};
+}
+
 HostLink::HostLink(const comm::Group& group)
     : group_(group.split(0)), inside_(group_.split_by_host()), across_(inside_) {
-  // A host is known by the first of its ranks.
-  const int own = inside_.rank() == 0 ? group_.rank() : -1;
-  const at::Tensor first = at::full({1}, own, at::kInt);
-  inside_.broadcast(first, 0, {.name = "first rank of the host"});
-  const at::Tensor all = at::empty({group_.size()}, at::kInt);
-  group_.all_gather(all, first, {.name = "hosts of the ranks"});
-  const std::vector<int> hosts(all.const_data_ptr<int>(), all.const_data_ptr<int>() + all.numel());
+  const std::vector<int> hosts = first_ranks_of_hosts(group_, inside_);
   place_.weights.clear();
   place_.num_hosts = 0;
   place_.num_slices = group_.size();

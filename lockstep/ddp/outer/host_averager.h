@@ -24,15 +24,19 @@ class HostAverager {
   /// `period`: the number of reductions between averages. With std::monostate and one host, nothing is done.
   HostAverager(int period, OuterMethod method, HostExchange exchange, Store store);
 
-  /// Whether the outer optimizer has yet to begin: in the first backward() after the warm-up, with begin().
-  bool must_begin() const { return outer_ && !outer_->has_begun() && !is_warming_up(); }
+  /// Whether the first backward() begins and the outer optimizer has to begin before it. After a warm-up, average()
+  /// begins it, when all hosts are equal.
+  bool must_begin() const {
+    return outer_ && !outer_->has_begun() && warm_up_ == 0 && num_steps_ == 0 && num_reductions_ == 0;
+  }
   /// Not collective.
   void begin(const std::vector<at::Tensor>& parameters) { outer_->begin(parameters); }
   /// Counts a reduction of gradients, also one whose step a loss scaler skips.
   void count_reduction() { ++num_reductions_; }
   /// Whether `period` reductions have been counted since the last average(), or one of the warm-up.
   bool is_due() const { return num_reductions_ >= (is_warming_up() ? 1 : period_); }
-  /// Makes the parameters equal on all hosts: their mean, or the outer optimizer's update of what hosts have in common.
+  /// Makes the parameters equal on all hosts: their mean, or the outer optimizer's update of what hosts have in common;
+  /// if no reduction has been counted since the last average, the hosts are equal, and the outer optimizer does nothing.
   /// Buffers become their mean; those that have no floating-point or complex numbers are left. Begins a period.
   void average(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                bool buffers_equal_on_host);
@@ -61,6 +65,10 @@ class HostAverager {
   std::int64_t num_reductions_ = 0;  // since the last average()
   std::int64_t num_steps_ = 0;       // before it
 };
+
+/// Returns for each rank of `group` the first rank of its host, by which a host is known. `inside`: those on this rank's
+/// host, in their order in `group` (Group::split_by_host()). A collective of all ranks.
+std::vector<int> first_ranks_of_hosts(const comm::Group& group, const comm::Group& inside);
 
 /// The exchange of a Group, and what else hosts agree on.
 class HostLink {

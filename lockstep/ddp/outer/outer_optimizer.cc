@@ -79,7 +79,8 @@ OuterOptimizer::OuterOptimizer(OuterMethod method, HostExchange exchange, Store 
         const double rate = std::get<DiLoCo>(method).learning_rate;
         return rate > 0 ? rate : default_rate(exchange_.num_hosts);
       }()),
-      momentum_(std::holds_alternative<DiLoCo>(method) ? std::get<DiLoCo>(method).momentum : 0) {}
+      momentum_(is_diloco() ? std::get<DiLoCo>(method).momentum : 0),
+      loses_(!is_diloco() || std::get<DiLoCo>(method).payload != Payload::kFloat32) {}
 
 void OuterOptimizer::begin(const std::vector<at::Tensor>& tensors) {
   const at::NoGradGuard no_grad;
@@ -88,7 +89,9 @@ void OuterOptimizer::begin(const std::vector<at::Tensor>& tensors) {
   const std::int64_t unit = kPayloadBlock * exchange_.num_hosts;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::int64_t numel = numbers_of(tensors[i]);
-    if (buckets_.empty() || buckets_.back().numel + numel > kBucketNumbers) buckets_.push_back({.first = i});
+    // A bucket has at least one number.
+    if (buckets_.empty() || (buckets_.back().numel > 0 && numel > 0 && buckets_.back().numel + numel > kBucketNumbers))
+      buckets_.push_back({.first = i});
     buckets_.back().numel += numel;
     buckets_.back().last = i + 1;
   }
@@ -100,7 +103,7 @@ void OuterOptimizer::begin(const std::vector<at::Tensor>& tensors) {
     for_each_piece(bucket, tensors, [&](std::size_t i, std::int64_t from, std::int64_t to, std::int64_t count) {
       bucket.copy.narrow(0, to, count).copy_(reals(tensors[i]).reshape({-1}).narrow(0, from, count));
     });
-    if (std::holds_alternative<DiLoCo>(method_)) {
+    if (is_diloco()) {
       if (momentum_ > 0) bucket.momentum = zeros(bucket.slice);
       bucket.owner_error = zeros(bucket.slice / exchange_.num_hosts);
     }
@@ -226,7 +229,7 @@ void OuterOptimizer::store(const Bucket& bucket, const at::Tensor& slice,
   std::int64_t first = 0;
   for (std::size_t i = bucket.first; i < bucket.last; ++i) {
     const at::Tensor values = all.narrow(0, first, numbers_of(tensors[i])).view(reals(tensors[i]).sizes());
-    store_(tensors[i].is_complex() ? at::view_as_complex(values.contiguous()) : values, tensors[i]);
+    store_(tensors[i].is_complex() ? at::view_as_complex(values.clone()) : values, tensors[i]);
     first += numbers_of(tensors[i]);
   }
 }
@@ -255,11 +258,11 @@ StateDict OuterOptimizer::state_dict() const {
     for (const Bucket& bucket : buckets_) parts.push_back(shared(bucket, has_slice() ? slice_of(bucket) : at::Tensor()));
     state[name] = at::cat(parts);
   };
-  const bool is_diloco = std::holds_alternative<DiLoCo>(method_);
   add(kCopy, [](const Bucket& bucket) { return bucket.copy; });
   if (momentum_ > 0) add(kMomentum, [](const Bucket& bucket) { return bucket.momentum; });
+  if (!loses_) return state;
   add(kError, [](const Bucket& bucket) { return bucket.error; });
-  if (is_diloco) add(kOwnerError, [&](const Bucket& bucket) {
+  if (is_diloco()) add(kOwnerError, [&](const Bucket& bucket) {
     const at::Tensor whole = at::zeros_like(bucket.copy);
     const std::int64_t part = bucket.slice / exchange_.num_hosts;
     whole.narrow(0, exchange_.host * part, part).copy_(bucket.owner_error);
@@ -272,10 +275,10 @@ void OuterOptimizer::load_state_dict(const StateDict& state, const std::vector<a
   const at::NoGradGuard no_grad;
   std::int64_t numbers = 0;
   for (const at::Tensor& tensor : tensors) numbers += numbers_of(tensor);
-  const bool is_diloco = std::holds_alternative<DiLoCo>(method_);
-  std::vector<const char*> names = {kCopy, kError};
+  std::vector<const char*> names = {kCopy};
   if (momentum_ > 0) names.push_back(kMomentum);
-  if (is_diloco) names.push_back(kOwnerError);
+  if (loses_) names.push_back(kError);
+  if (loses_ && is_diloco()) names.push_back(kOwnerError);
   for (const char* const name : names) {
     const at::Tensor& saved = value_of<at::Tensor>(state, name);
     if (saved.scalar_type() != at::kFloat || saved.dim() != 1 || saved.numel() != numbers)
@@ -296,8 +299,8 @@ void OuterOptimizer::load_state_dict(const StateDict& state, const std::vector<a
       };
       bucket.copy.copy_(slice_of(kCopy));
       if (momentum_ > 0) bucket.momentum.copy_(slice_of(kMomentum));
-      if (is_own) bucket.error.copy_(slice_of(kError));
-      if (is_own && is_diloco) {
+      if (is_own && loses_) bucket.error.copy_(slice_of(kError));
+      if (is_own && loses_ && is_diloco()) {
         const at::Tensor saved = slice_of(kOwnerError);
         const std::int64_t part = bucket.slice / exchange_.num_hosts;
         if (same_parts)

@@ -67,6 +67,7 @@ class OuterOptimizer {
   };
   using Piece = std::function<void(std::size_t tensor, std::int64_t from, std::int64_t to, std::int64_t count)>;
 
+  bool is_diloco() const { return std::holds_alternative<DiLoCo>(method_); }
   bool has_slice() const { return exchange_.slice < exchange_.num_slices; }
   void for_each_piece(const Bucket& bucket, const std::vector<at::Tensor>& tensors, const Piece& use) const;
   void add_difference(Bucket& bucket, const std::vector<at::Tensor>& tensors) const;
@@ -81,6 +82,7 @@ class OuterOptimizer {
   const HostExchange exchange_;
   const Store store_;
   const double learning_rate_, momentum_;
+  const bool loses_;  // a payload rounds, so there are errors to keep
   std::vector<Bucket> buckets_;
 };
 

@@ -1,6 +1,8 @@
 // Outer optimizers: how hosts that have trained apart for some steps become equal again.
 #pragma once
 
+#include <concepts>
+#include <type_traits>
 #include <variant>
 
 namespace lockstep::ddp::inline outer {
@@ -40,7 +42,7 @@ using OuterMethod = std::variant<std::monostate, DiLoCo, SparseLoCo>;
 template <typename Visitor>
 void visit_outer(std::monostate, Visitor&&) {}
 template <typename Options, typename Visitor>
-  requires requires(Options& options) { options.payload; }
+  requires std::same_as<std::remove_const_t<Options>, DiLoCo>
 void visit_outer(Options& options, Visitor&& visit) {
   auto& [learning_rate, momentum, payload, warm_up] = options;
   visit("learning_rate", learning_rate);
@@ -49,7 +51,7 @@ void visit_outer(Options& options, Visitor&& visit) {
   visit("warm_up", warm_up);
 }
 template <typename Options, typename Visitor>
-  requires requires(Options& options) { options.error_decay; }
+  requires std::same_as<std::remove_const_t<Options>, SparseLoCo>
 void visit_outer(Options& options, Visitor&& visit) {
   auto& [learning_rate, error_decay, keep, warm_up] = options;
   visit("learning_rate", learning_rate);

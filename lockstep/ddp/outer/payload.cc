@@ -183,13 +183,19 @@ struct SparseChunk {
   std::int64_t bytes() const { return 4 + index_bytes() + (sent + 3) / 4; }
 };
 
-/// The magnitudes that `sent` numbers are rounded to, by three steps of k-means, and what separates them.
+/// The magnitudes that `sent` numbers are rounded to, by three steps of k-means, and what separates them. A zero stays a
+/// zero.
 struct Levels {
   float small, large, middle;
 };
 Levels fit_levels(const float* magnitudes, int count) {
   Levels levels{};
-  levels.middle = std::accumulate(magnitudes, magnitudes + count, 0.0F) / static_cast<float>(count);
+  const float sum = std::accumulate(magnitudes, magnitudes + count, 0.0F);
+  if (const auto zeros = std::count(magnitudes, magnitudes + count, 0.0F); zeros > 0) {
+    levels.large = zeros < count ? from_bfloat16(to_bfloat16(sum / static_cast<float>(count - zeros))) : 0;
+    return levels;
+  }
+  levels.middle = sum / static_cast<float>(count);
   for (int step = 0; step < 3; ++step) {
     float sums[2] = {0, 0};
     int counts[2] = {0, 0};

@@ -99,6 +99,18 @@ TEST(Resume, TorchAdamWithAccumulationClippingAndEma) {
 }
 TEST(Resume, FusedOptimizerWithEpochSchedule) { expect_exact_resume(fused(), {.ema = 0.9}); }
 TEST(Resume, FusedOptimizerWithShardedState) { expect_exact_resume(fused({.shard_state = true}), {}); }
+// Each host has its own weights, optimizer and outer state, also between two rounds.
+TEST(Resume, HostsThatTrainApart) {
+  for (const ddp::OuterMethod& outer :
+       {ddp::OuterMethod(), ddp::OuterMethod(ddp::DiLoCo{.payload = ddp::Payload::kInt8})}) {
+    const MakeOptimizers apart = [outer](torch::nn::Module& net, training::TrainingSetup& setup)
+        -> std::vector<training::OptimizerConfig> {
+      setup.ddp(net, {.average_hosts_every = 5, .outer = outer});
+      return {{std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01))}};
+    };
+    expect_exact_resume(apart, {}, many_stop_points);
+  }
+}
 TEST(Resume, LossScaling) { expect_exact_resume(sgd(), {.precision = "fp16-mixed"}); }
 TEST(Resume, MasterWeightsInFloat32) { expect_exact_resume(sgd(), {.precision = "O2"}); }
 TEST(Resume, ValidationInsideEpoch) { expect_exact_resume(sgd(), {.val_check_interval = 2}, many_stop_points); }

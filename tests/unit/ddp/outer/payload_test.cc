@@ -156,6 +156,17 @@ TEST(SparsePayload, OfEqualNumbersTheFirstAreSent) {
   for (std::size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(coded.decoded[i], i < 3 ? -2.0F : 0.0F) << i;
 }
 
+// Parameters that were not trained do not move, also if too few numbers are left to send.
+TEST(SparsePayload, ZerosStayZeros) {
+  std::vector<float> numbers(kSparseChunk);
+  for (std::size_t i = 100; i < 110; ++i) numbers[i] = static_cast<float>(i) * -1e-3F;
+  const Coded coded = code_sparse(numbers, 64);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    EXPECT_EQ(coded.decoded[i] == 0, numbers[i] == 0) << i;
+    EXPECT_FLOAT_EQ(coded.decoded[i] + coded.lost[i], numbers[i]) << i;
+  }
+}
+
 TEST(SparsePayload, AllNumbersOfAChunkCanBeSent) {
   const std::vector<float> numbers = random_numbers(kSparseChunk, 1);
   for (const float number : code_sparse(numbers, kSparseChunk).decoded) EXPECT_NE(number, 0);
