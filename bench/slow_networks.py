@@ -40,11 +40,12 @@ class Bench:
         self.where = hosts_of_ranks(2, 2, "contiguous")
 
     def run(self, method, seed, steps, rate, goal=0.0, least_steps=0):
-        """Runs a training, on links of `rate` bits per second, or without a limit (0), until its loss is `goal`."""
+        """Runs a training until its loss is `goal`, on links of `rate` bits per second (0: without a limit)."""
         args = self.args
         case = {
             "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every, "goal": goal,
-            "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data), **CASES[args.model],
+            "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data),
+            **CASES[args.model],
         }  # fmt: skip
         if rate:
             self.cluster.shape(f"{round(rate)}bit")
@@ -111,7 +112,7 @@ class Bench:
 
 
 def goal(points):
-    """The step at which the loss has fallen by less than 1 % in the last tenth of the run, for the second time in a row,
+    """The step at which the loss has fallen by less than 1 % in the last tenth of the run for the second time in a row,
     and the loss there."""
     times = 0
     for step, loss in points:

@@ -108,7 +108,7 @@ def prepare(model, method, every, world):
     if method == "alone":
         return model, lambda body: body()
     if method.startswith("ddp"):
-        # PowerSGD over gloo dies if there are two buckets: their callbacks start operations in another order on each rank.
+        # PowerSGD over gloo dies with two buckets: their callbacks start operations in another order on each rank.
         ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=100 if method == "ddp powersgd" else None)
         if method == "ddp bfloat16":
             ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)

@@ -1,7 +1,7 @@
 """Fine-tunes a model of gpt.py on another text, on hosts that a slow network connects. The hosts train apart, and every
 --every steps they exchange what they have learned, as int8 (DiLoCo) or as the largest of 4096 numbers (SparseLoCo).
 
-  lockstep run -H alpha:2,beta:2 python slow_network.py --corpus FILE --weights model.safetensors --save tuned.safetensors
+  lockstep run -H alpha:2,beta:2 python slow_network.py --corpus FILE --weights old.safetensors --save new.safetensors
 """
 
 import argparse
@@ -14,7 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import lockstep
 
-OUTER = {"int8": lockstep.DiLoCo(payload="int8"), "int4": lockstep.DiLoCo(payload="int4"), "sparse": lockstep.SparseLoCo()}
+OUTER = {
+    "int8": lockstep.DiLoCo(payload="int8"),
+    "int4": lockstep.DiLoCo(payload="int4"),
+    "sparse": lockstep.SparseLoCo(),
+}
 
 
 def parse_arguments():

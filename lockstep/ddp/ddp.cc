@@ -329,8 +329,8 @@ void DistributedDataParallel::Impl::make_host_averager() {
 /// BufferSync).
 std::vector<at::Tensor> DistributedDataParallel::Impl::tensors_to_average(bool are_parameters) const {
   std::vector<at::Tensor> tensors;
-  for (std::size_t i = are_parameters ? 0 : num_parameters_; i < (are_parameters ? num_parameters_ : all_tensors_.size());
-       ++i) {
+  for (std::size_t i = are_parameters ? 0 : num_parameters_;
+       i < (are_parameters ? num_parameters_ : all_tensors_.size()); ++i) {
     const at::Tensor& tensor = all_tensors_[i].second;
     if (are_parameters && !tensor.is_floating_point() && !tensor.is_complex()) continue;
     tensors.push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
@@ -341,8 +341,8 @@ std::vector<at::Tensor> DistributedDataParallel::Impl::tensors_to_average(bool a
 void DistributedDataParallel::Impl::average_hosts() {
   if (!host_averager_) return;
   host_averager_->average(tensors_to_average(true), tensors_to_average(false), true);
-  if (host_check_ && (num_averages_++ < kAlwaysCompared ||
-                      num_reductions_ - hosts_compared_at_ >= options_.compare_replicas_every)) {
+  if (host_check_ &&
+      (num_averages_++ < kAlwaysCompared || num_reductions_ - hosts_compared_at_ >= options_.compare_replicas_every)) {
     host_check_->compare_now();
     hosts_compared_at_ = num_reductions_;
   }
@@ -378,10 +378,10 @@ void DistributedDataParallel::Impl::load_outer_state(const checkpoint::StateDict
 void DistributedDataParallel::Impl::check_join_allowed() const {
   if (host_averager_)
     throw UsageError("join: DdpOptions." +
-                         (options_.average_hosts_every > 1
-                              ? "average_hosts_every is " + std::to_string(options_.average_hosts_every) + "; expected 1"
-                              : std::string("outer is set; expected none")) +
-                         ", because hosts without batches would miss the averages of the others");
+                     (options_.average_hosts_every > 1
+                          ? "average_hosts_every is " + std::to_string(options_.average_hosts_every) + "; expected 1"
+                          : std::string("outer is set; expected none")) +
+                     ", because hosts without batches would miss the averages of the others");
   if (optimizer_.has_sharded_state)
     throw UsageError(
         "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so a rank "

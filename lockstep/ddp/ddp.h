@@ -174,9 +174,9 @@ class DistributedDataParallel {
   void replace_buffer(const at::Tensor& buffer, const at::Tensor& tensor);
 
   /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, for example before
-  /// evaluating or saving, and begins the count of reductions anew; with DdpOptions.outer, a round, unless none has been
-  /// counted. A round of fewer steps changes the training: to evaluate, use with_global_copy(). A collective: all ranks
-  /// call it, and it blocks until they have. Throws CommError. Without average_hosts_every it does nothing.
+  /// evaluating or saving, and begins the count of reductions anew; with DdpOptions.outer, a round, unless none has
+  /// been counted. A round of fewer steps changes the training: to evaluate, use with_global_copy(). A collective: all
+  /// ranks call it, and it blocks until they have. Throws CommError. Without average_hosts_every it does nothing.
   void average_hosts();
 
   /// With DdpOptions.outer: calls `body`, for example an evaluation, with the parameters that the hosts had in common

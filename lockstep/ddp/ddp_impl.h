@@ -182,11 +182,11 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   const DdpOptions options_;
   std::optional<HostLink> host_link_;  // with average_hosts_every or `outer`, as the next ones
   std::optional<HostAverager> host_averager_;
-  std::optional<ReplicaCheck> host_check_;  // of all ranks, after averages; null with one host
+  std::optional<ReplicaCheck> host_check_;                 // of all ranks, after averages; null with one host
   std::int64_t num_averages_ = 0, hosts_compared_at_ = 0;  // the latter in reductions
   comm::Group reduce_group_;  // averages gradients: all ranks, or with average_hosts_every the ranks of this host
   std::vector<HookedParameter> parameters_;
-  NamedTensors all_tensors_;  // parameters, and then buffers; broadcast at the end of join()
+  NamedTensors all_tensors_;        // parameters, and then buffers; broadcast at the end of join()
   std::size_t num_parameters_ = 0;  // of them
   BufferSync buffers_;
   std::unique_ptr<comm::GradientReducer> reducer_;

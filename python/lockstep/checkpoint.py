@@ -203,7 +203,9 @@ class TrainingState:
         optional: bool = False,
         hosts_differ: bool = False,
     ) -> None:
-        self._state.add_member(name, state_dict, lambda saved: (load(saved), None)[1], each_rank, optional, hosts_differ)
+        self._state.add_member(
+            name, state_dict, lambda saved: (load(saved), None)[1], each_rank, optional, hosts_differ
+        )
 
     def _add_nested(
         self,

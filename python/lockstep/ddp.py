@@ -271,11 +271,13 @@ class DistributedDataParallel:
             )
         if not isinstance(hook, PowerSGD | None) or (hook and bf16_compress):
             raise UsageError(
-                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD without bf16_compress, or None"
+                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD without bf16_compress, "
+                "or None"
             )
         if not isinstance(outer, DiLoCo | SparseLoCo | None):
             raise UsageError(
-                f"DistributedDataParallel: outer is {outer!r}; expected a lockstep.DiLoCo, a lockstep.SparseLoCo or None"
+                f"DistributedDataParallel: outer is {outer!r}; expected a lockstep.DiLoCo, a lockstep.SparseLoCo or "
+                "None"
             )
         if isinstance(module, torch.nn.Module):
             module.__dict__.pop(_KEPT, None)

@@ -104,8 +104,8 @@ class HostSync:
             self._averager.put_back(own, parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this host needs to resume, besides its parameters and its optimizer, which differ between hosts. The ranks
-        of a host call it together and get the same. A lockstep.checkpoint.TrainingState saves all of it."""
+        """What this host needs to resume, besides its parameters and its optimizer, which differ between hosts. The
+        ranks of a host call it together and get the same. A lockstep.checkpoint.TrainingState saves all of it."""
         return {} if self._averager is None else self._averager.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -181,7 +181,9 @@ class _HostExchange(SimpleNamespace):
             return
         # All ranks make all groups.
         across = [dist.new_group([ranks[i] for ranks in hosts], backend=backend) for i in range(slices)]
-        insides = [dist.new_group(ranks, backend=backend) for ranks in hosts] if backend else [sync._inside] * len(hosts)
+        insides = (
+            [dist.new_group(ranks, backend=backend) for ranks in hosts] if backend else [sync._inside] * len(hosts)
+        )
         group, inside = across[min(self.slice, slices - 1)], insides[self.host]
 
         def all_to_all(output: torch.Tensor, given: torch.Tensor) -> Callable[[], object]:

@@ -9,7 +9,9 @@ def _check_types(options: object) -> None:
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         value, kind = getattr(options, field.name), type(field.default)
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
-            raise UsageError(f"{type(options).__name__}: {field.name} is {value!r}; expected a value like {field.default!r}")
+            raise UsageError(
+                f"{type(options).__name__}: {field.name} is {value!r}; expected a value like {field.default!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -171,7 +171,8 @@ ddp::HostAverager make_host_averager(int period, const py::object& outer, const 
   };
   if (const auto average = function_of("average"))
     converted.average = [call = *average](const at::Tensor& flat, bool equal_on_host) { call(flat, equal_on_host); };
-  if (const auto share = function_of("share")) converted.share = [call = *share](const at::Tensor& flat) { call(flat); };
+  if (const auto share = function_of("share"))
+    converted.share = [call = *share](const at::Tensor& flat) { call(flat); };
   const auto start = [&](const char* name) -> decltype(converted.all_gather) {
     const auto function = function_of(name);
     if (!function) return nullptr;
@@ -253,13 +254,11 @@ void bind_ddp(py::module_& module) {
            });
   py::class_<ddp::PowerSgdHook, std::shared_ptr<ddp::PowerSgdHook>>(module, "PowerSgdHook")
       .def(py::init([](int rank, int dense_steps) {
-        return std::make_shared<ddp::PowerSgdHook>(
-            ddp::PowerSgdOptions{.rank = rank, .dense_steps = dense_steps});
+        return std::make_shared<ddp::PowerSgdHook>(ddp::PowerSgdOptions{.rank = rank, .dense_steps = dense_steps});
       }))
       .def("state_dict", &ddp::PowerSgdHook::state_dict)
-      .def("load_state_dict", [](ddp::PowerSgdHook& self, const py::dict& values) {
-        self.load_state_dict(state_dict(values));
-      });
+      .def("load_state_dict",
+           [](ddp::PowerSgdHook& self, const py::dict& values) { self.load_state_dict(state_dict(values)); });
   module.def("host_id", job::host_id);
   module.def("run_backward", run_backward);
   module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });

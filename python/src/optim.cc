@@ -102,7 +102,8 @@ void bind_optimizers(py::module_& module) {
   py::class_<AnyOptimizer, Holder<AnyOptimizer>>(module, "Optimizer")
       .def("set_options", &AnyOptimizer::set_options)
       .def("step", &AnyOptimizer::step, WithoutGil())
-      .def("skip_step", [](AnyOptimizer& self) { self.fused().skip_step(); }, WithoutGil())
+      .def(
+          "skip_step", [](AnyOptimizer& self) { self.fused().skip_step(); }, WithoutGil())
       .def("clip_grad_norm", &AnyOptimizer::clip_grad_norm, WithoutGil())
       .def("clip_grad_value", &AnyOptimizer::clip_grad_value, WithoutGil())
       .def(

@@ -120,8 +120,7 @@ def test_round_follows_the_step_of_an_optimizer(world):
         ddp = lockstep.DistributedDataParallel(
             net, world, average_hosts_every=2, outer=lockstep.DiLoCo(learning_rate=0.5, momentum=0.0)
         )
-        make = (lambda: lockstep.optim.SGD(ddp, lr=0.1)) if fused else lambda: torch.optim.SGD(net.parameters(), lr=0.1)
-        optimizer = make()
+        optimizer = lockstep.optim.SGD(ddp, lr=0.1) if fused else torch.optim.SGD(net.parameters(), lr=0.1)
         begun = net.weight.detach().clone()
         twin = copy.deepcopy(net)
         plain = torch.optim.SGD(twin.parameters(), lr=0.1)

@@ -130,7 +130,15 @@ def both():
     return loss
 
 
-ways = (every_step, bfloat16, every_8_steps, every_8_steps_of_ddp, outer_optimizer, outer_optimizer_of_ddp, approximated)
+ways = (
+    every_step,
+    bfloat16,
+    every_8_steps,
+    every_8_steps_of_ddp,
+    outer_optimizer,
+    outer_optimizer_of_ddp,
+    approximated,
+)
 losses = {way.__name__: way() for way in ways}
 both()
 if world.rank == 0:

@@ -16,7 +16,7 @@ using base::UsageError;
 using checkpoint::StateDict;
 using checkpoint::value_of;
 
-constexpr std::int64_t kLeastRatio = 2;  // how many times smaller an approximation must be
+constexpr std::int64_t kLeastRatio = 2;             // how many times smaller an approximation must be
 constexpr std::int64_t kParallelNumbers = 1 << 16;  // for one thread, at least
 
 // Names in the state, after that of the parameter.
@@ -68,14 +68,15 @@ at::Tensor orthonormal(const at::Tensor& matrix) {
         if (is_there)
           values[i * columns + column] /= length;
         else
-          values[i * columns + column] = equal_number(static_cast<std::uint64_t>(i * columns + column) + (replaced << 40));
+          values[i * columns + column] =
+              equal_number(static_cast<std::uint64_t>(i * columns + column) + (replaced << 40));
       if (is_there) break;
     }
   return result.to(at::kFloat);
 }
 
-/// Writes p q^T to `result`, which is contiguous. On the CPU by sums in the order of the rank, because the libraries for
-/// matrices round differently on other CPUs.
+/// Writes p q^T to `result`, which is contiguous. On the CPU by sums in the order of the rank, because the libraries
+/// for matrices round differently on other CPUs.
 void multiply(const at::Tensor& p, const at::Tensor& q, const at::Tensor& result) {
   if (!result.is_cpu()) {
     at::Tensor out = result;
@@ -138,7 +139,7 @@ void PowerSgdHook::adopt_loaded(const comm::HookContext& context) {
   for (auto& [name, matrix] : matrices_) {
     if (!is_loaded_ || !matrix.error.defined()) continue;
     if (rank_ != context.rank())
-      matrix.error = at::Tensor();  // another rank carries it over
+      matrix.error = at::Tensor();     // another rank carries it over
     else if (size_ != context.size())  // gradients are divided by the number of ranks
       matrix.error.mul_(static_cast<double>(size_) / context.size());
   }

@@ -28,10 +28,10 @@ struct PowerSgdOptions {
 /// sent is float32, also of gradients of another dtype. All ranks hold the same bits, on CPUs of any kind; on GPUs, if
 /// they are of one kind. On a GPU, start() waits for the gradients.
 ///
-/// A reduction with an infinity or a NaN gives NaNs in the buckets that have one, and changes no state, so a loss scaler
-/// can skip the step. What was carried over has the scale of the gradients: when a scaler changes its scale, that counts
-/// twice or half once. A gradient that no rank has in a step loses a part of what was carried over. Clip gradients after
-/// the reduction.
+/// A reduction with an infinity or a NaN gives NaNs in the buckets that have one, and changes no state, so a loss
+/// scaler can skip the step. What was carried over has the scale of the gradients: when a scaler changes its scale,
+/// that counts twice or half once. A gradient that no rank has in a step loses a part of what was carried over. Clip
+/// gradients after the reduction.
 ///
 /// The state belongs to the rank: TrainingState::add_each_rank(). With another number of ranks, a rank that is new has
 /// carried nothing over. It takes 4 bytes for each element that it approximates, and during a reduction 12.
@@ -65,7 +65,7 @@ class PowerSgdHook final : public comm::GradientHook, public checkpoint::Statefu
   };
   struct BucketState {
     std::vector<Part> parts;
-    at::Tensor sent;                // float32, of the bucket's device; after the all_reduce, the sums
+    at::Tensor sent;                 // float32, of the bucket's device; after the all_reduce, the sums
     std::vector<at::Tensor> values;  // by part: the gradient with the error, [rows, columns]
     std::vector<at::Tensor> own;     // by part: what this rank has sent
     std::vector<at::Tensor> basis;   // by part: the orthonormal factor
@@ -82,9 +82,9 @@ class PowerSgdHook final : public comm::GradientHook, public checkpoint::Statefu
   const PowerSgdOptions options_;
   std::map<std::string, Matrix> matrices_;  // by the parameter's name
   std::vector<BucketState> buckets_;
-  std::vector<std::string> reduced_;  // names of the gradients of the buckets that are finished
-  std::size_t num_finished_ = 0;      // buckets of the reduction in progress
-  bool is_finite_ = true;             // all of these
+  std::vector<std::string> reduced_;    // names of the gradients of the buckets that are finished
+  std::size_t num_finished_ = 0;        // buckets of the reduction in progress
+  bool is_finite_ = true;               // all of these
   std::int64_t rank_ = -1, size_ = -1;  // of the group; of loaded state, of the group that has saved it
   bool is_loaded_ = false;              // and not used yet
 };

@@ -36,8 +36,9 @@ class HostAverager {
   /// Whether `period` reductions have been counted since the last average(), or one of the warm-up.
   bool is_due() const { return num_reductions_ >= (is_warming_up() ? 1 : period_); }
   /// Makes the parameters equal on all hosts: their mean, or the outer optimizer's update of what hosts have in common;
-  /// if no reduction has been counted since the last average, the hosts are equal, and the outer optimizer does nothing.
-  /// Buffers become their mean; those that have no floating-point or complex numbers are left. Begins a period.
+  /// if no reduction has been counted since the last average, the hosts are equal, and the outer optimizer does
+  /// nothing. Buffers become their mean; those that have no floating-point or complex numbers are left. Begins a
+  /// period.
   void average(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                bool buffers_equal_on_host);
 
@@ -66,8 +67,8 @@ class HostAverager {
   std::int64_t num_steps_ = 0;       // before it
 };
 
-/// Returns for each rank of `group` the first rank of its host, by which a host is known. `inside`: those on this rank's
-/// host, in their order in `group` (Group::split_by_host()). A collective of all ranks.
+/// Returns for each rank of `group` the first rank of its host, by which a host is known. `inside`: those on this
+/// rank's host, in their order in `group` (Group::split_by_host()). A collective of all ranks.
 std::vector<int> first_ranks_of_hosts(const comm::Group& group, const comm::Group& inside);
 
 /// The exchange of a Group, and what else hosts agree on.

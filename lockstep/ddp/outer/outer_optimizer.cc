@@ -38,9 +38,7 @@ std::int64_t numbers_of(const at::Tensor& tensor) { return tensor.numel() * (ten
 float* data_of(const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>(); }
 
 /// The best rates of Charles and others, 2025, https://arxiv.org/abs/2503.09799, which depend on the number of hosts.
-double default_rate(int num_hosts) {
-  return num_hosts == 1 ? 0.5 : num_hosts == 2 ? 0.6 : num_hosts <= 4 ? 0.7 : 0.9;
-}
+double default_rate(int num_hosts) { return num_hosts == 1 ? 0.5 : num_hosts == 2 ? 0.6 : num_hosts <= 4 ? 0.7 : 0.9; }
 
 template <typename Number>
 void require(bool is_right, const char* name, Number value, const char* expected) {
@@ -111,7 +109,8 @@ void OuterOptimizer::begin(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-/// Calls use(index of a tensor, first number in it, first number in this rank's slice, count) for what lies in the slice.
+/// Calls use(index of a tensor, first number in it, first number in this rank's slice, count) for what lies in the
+/// slice.
 void OuterOptimizer::for_each_piece(const Bucket& bucket, const std::vector<at::Tensor>& tensors,
                                     const Piece& use) const {
   const std::int64_t begin = exchange_.slice * bucket.slice, end = begin + bucket.slice;
@@ -158,7 +157,7 @@ void OuterOptimizer::send(Bucket& bucket, const std::vector<at::Tensor>& tensors
 void OuterOptimizer::combine(Bucket& bucket) const {
   const auto* const method = std::get_if<DiLoCo>(&method_);
   if (!has_slice() || !method || exchange_.num_hosts == 1) return;
-  bucket.wait();
+  bucket.wait();  // bounded: by the timeout of what the hosts exchange through
   const std::int64_t numbers = bucket.slice / exchange_.num_hosts, size = payload_bytes(method->payload, numbers);
   for (int host = 0; host < exchange_.num_hosts; ++host)
     add_decoded(method->payload, bucket.received.const_data_ptr<std::uint8_t>() + host * size, numbers,
@@ -176,7 +175,7 @@ void OuterOptimizer::apply(Bucket& bucket, const std::vector<at::Tensor>& tensor
       mean = bucket.error.clone();
       bucket.error.zero_();
     } else {
-      bucket.wait();
+      bucket.wait();  // bounded: as above
       mean = zeros(bucket.slice);
       const auto* const sparse = std::get_if<SparseLoCo>(&method_);
       const std::int64_t numbers = bucket.slice / exchange_.num_hosts;
@@ -255,19 +254,21 @@ StateDict OuterOptimizer::state_dict() const {
                      {kSlices, std::int64_t{exchange_.num_slices}}};
   const auto add = [&](const char* name, const auto& slice_of) {
     std::vector<at::Tensor> parts;
-    for (const Bucket& bucket : buckets_) parts.push_back(shared(bucket, has_slice() ? slice_of(bucket) : at::Tensor()));
+    for (const Bucket& bucket : buckets_)
+      parts.push_back(shared(bucket, has_slice() ? slice_of(bucket) : at::Tensor()));
     state[name] = at::cat(parts);
   };
   add(kCopy, [](const Bucket& bucket) { return bucket.copy; });
   if (momentum_ > 0) add(kMomentum, [](const Bucket& bucket) { return bucket.momentum; });
   if (!loses_) return state;
   add(kError, [](const Bucket& bucket) { return bucket.error; });
-  if (is_diloco()) add(kOwnerError, [&](const Bucket& bucket) {
-    const at::Tensor whole = at::zeros_like(bucket.copy);
-    const std::int64_t part = bucket.slice / exchange_.num_hosts;
-    whole.narrow(0, exchange_.host * part, part).copy_(bucket.owner_error);
-    return whole;
-  });
+  if (is_diloco())
+    add(kOwnerError, [&](const Bucket& bucket) {
+      const at::Tensor whole = at::zeros_like(bucket.copy);
+      const std::int64_t part = bucket.slice / exchange_.num_hosts;
+      whole.narrow(0, exchange_.host * part, part).copy_(bucket.owner_error);
+      return whole;
+    });
   return state;
 }
 
@@ -282,12 +283,13 @@ void OuterOptimizer::load_state_dict(const StateDict& state, const std::vector<a
   for (const char* const name : names) {
     const at::Tensor& saved = value_of<at::Tensor>(state, name);
     if (saved.scalar_type() != at::kFloat || saved.dim() != 1 || saved.numel() != numbers)
-      throw UsageError("the state of the outer optimizer has another model's \"" + std::string(name) + "\": " +
-                       std::to_string(saved.numel()) + " numbers; expected " + std::to_string(numbers));
+      throw UsageError("the state of the outer optimizer has another model's \"" + std::string(name) +
+                       "\": " + std::to_string(saved.numel()) + " numbers; expected " + std::to_string(numbers));
   }
   const std::int64_t host = value_of<std::int64_t>(state, kHost), hosts = value_of<std::int64_t>(state, kHosts);
   const bool is_own = host == exchange_.host;
-  const bool same_parts = hosts == exchange_.num_hosts && value_of<std::int64_t>(state, kSlices) == exchange_.num_slices;
+  const bool same_parts =
+      hosts == exchange_.num_hosts && value_of<std::int64_t>(state, kSlices) == exchange_.num_slices;
   begin(tensors);
   std::int64_t first = 0;
   for (Bucket& bucket : buckets_) {

@@ -13,27 +13,27 @@
 
 namespace lockstep::ddp::inline outer {
 
-/// This rank's place among the hosts, and what they exchange through. Of a vector, the first rank of each host exchanges
-/// the first slice, the second rank the second one, and so on, as far as each host has such a rank.
+/// This rank's place among the hosts, and what they exchange through. Of a vector, the first rank of each host
+/// exchanges the first slice, the second rank the second one, and so on, as far as each host has such a rank.
 struct HostExchange {
   using Wait = std::function<void()>;
   int num_hosts = 1, host = 0;
-  std::vector<float> weights = {1};   ///< of the hosts, by their ranks; the sum is 1
-  int num_slices = 1, slice = 0;      ///< a rank whose slice is num_slices or more has none
+  std::vector<float> weights = {1};  ///< of the hosts, by their ranks; the sum is 1
+  int num_slices = 1, slice = 0;     ///< a rank whose slice is num_slices or more has none
   /// Replaces `flat` by its mean over all ranks, with the same bits everywhere. `equal_on_host`: the ranks of a host
   /// hold the same values, so that each byte can be sent once per host. Null with one host. Blocks.
   std::function<void(const at::Tensor& flat, bool equal_on_host)> average{};
-  /// Operations on bytes between the ranks that have this rank's slice, in the order of hosts. Each returns at once; the
-  /// result is there when the Wait has returned. Null with one host.
+  /// Operations on bytes between the ranks that have this rank's slice, in the order of hosts. Each returns at once;
+  /// the result is there when the Wait has returned. Null with one host.
   std::function<Wait(const at::Tensor& output, const at::Tensor& input)> all_to_all{}, all_gather{};
   /// Fills a vector, whose slices are equal parts, from the ranks of this host that have them. Blocks. Null for a rank
   /// that is alone.
   std::function<void(const at::Tensor& flat)> share{};
 };
 
-/// Keeps the copy of the parameters, in float32 on the CPU, each rank its slice. The hosts hold the same bits after each
-/// round(), whatever their CPUs. `tensors` are the same parameters, of any floating-point or complex dtype, layout and
-/// device, in every call. All ranks make the same calls in the same order.
+/// Keeps the copy of the parameters, in float32 on the CPU, each rank its slice. The hosts hold the same bits after
+/// each round(), whatever their CPUs. `tensors` are the same parameters, of any floating-point or complex dtype, layout
+/// and device, in every call. All ranks make the same calls in the same order.
 class OuterOptimizer {
  public:
   using Store = std::function<void(const at::Tensor& values, const at::Tensor& tensor)>;
@@ -59,9 +59,9 @@ class OuterOptimizer {
   struct Bucket {
     std::size_t first = 0, last = 0;  // indices of its tensors; `last` is one past the end
     std::int64_t numel = 0;
-    std::int64_t slice = 0;                   // numbers of a slice; the last slices may be padded
-    at::Tensor copy, momentum, error;         // this rank's slice
-    at::Tensor owner_error;                   // of the part of the mean that this rank sends to the other hosts
+    std::int64_t slice = 0;            // numbers of a slice; the last slices may be padded
+    at::Tensor copy, momentum, error;  // this rank's slice
+    at::Tensor owner_error;            // of the part of the mean that this rank sends to the other hosts
     at::Tensor sent{}, received{};
     HostExchange::Wait wait{};
   };

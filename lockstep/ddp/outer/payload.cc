@@ -183,8 +183,8 @@ struct SparseChunk {
   std::int64_t bytes() const { return 4 + index_bytes() + (sent + 3) / 4; }
 };
 
-/// The magnitudes that `sent` numbers are rounded to, by three steps of k-means, and what separates them. A zero stays a
-/// zero.
+/// The magnitudes that `sent` numbers are rounded to, by three steps of k-means, and what separates them. A zero stays
+/// a zero.
 struct Levels {
   float small, large, middle;
 };

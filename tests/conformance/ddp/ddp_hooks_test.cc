@@ -472,7 +472,8 @@ TEST(PowerSgd, IsItsFormulaWithErrorFeedback) {
       const checkpoint::StateDict state = hook->state_dict();
       for (const char* name : {"first", "second"}) {
         references.emplace(name, PowerSgdReference(state, name));
-        references.at(name).step = static_cast<int>(checkpoint::value_of<std::int64_t>(state, name + std::string("/steps")));
+        references.at(name).step =
+            static_cast<int>(checkpoint::value_of<std::int64_t>(state, name + std::string("/steps")));
       }
     }
   }
@@ -514,8 +515,8 @@ TEST(PowerSgd, StateResumesWithTheSameBits) {
         ddp.reset();
         hook = std::make_shared<PowerSgdHook>(ddp::PowerSgdOptions{.rank = 2, .dense_steps = 1});
         hook->load_state_dict(state);
-        ddp = std::make_unique<DistributedDataParallel>(net, world(),
-                                                        DdpOptions{.bucket_layout = layout, .hook = hook});
+        ddp =
+            std::make_unique<DistributedDataParallel>(net, world(), DdpOptions{.bucket_layout = layout, .hook = hook});
       }
       net->zero_grad();
       net->loss(world().rank(), step).backward();
@@ -542,12 +543,9 @@ TEST(PowerSgd, WrongOptionsAndStatesAreRefused) {
   const auto message = [](auto action) { return message_of<base::UsageError>(action); };
   EXPECT_THAT(message([] { PowerSgdHook({.rank = 9}); }), testing::HasSubstr("rank is 9; expected 1 to 8"));
   EXPECT_THAT(message([] { PowerSgdHook({.dense_steps = -1}); }), testing::HasSubstr("dense_steps is -1; expected 0"));
-  checkpoint::StateDict state = {{"rank", std::int64_t{0}},
-                                 {"size", std::int64_t{1}},
-                                 {"w/steps", std::int64_t{3}},
-                                 {"w/p", at::zeros({4, 2})},
-                                 {"w/q", at::zeros({5, 2})},
-                                 {"w/error", at::zeros({4, 5})}};
+  checkpoint::StateDict state = {{"rank", std::int64_t{0}},    {"size", std::int64_t{1}},
+                                 {"w/steps", std::int64_t{3}}, {"w/p", at::zeros({4, 2})},
+                                 {"w/q", at::zeros({5, 2})},   {"w/error", at::zeros({4, 5})}};
   EXPECT_THAT(message([&] { PowerSgdHook().load_state_dict(state); }), testing::HasSubstr("another rank; expected 4"));
 }
 

@@ -58,8 +58,7 @@ bool are_equal_on_all_ranks(const std::vector<at::Tensor>& tensors) {
 
 void expect_near(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& expected, double bound) {
   ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i)
-    EXPECT_LT((got[i] - expected[i]).abs().max().item<double>(), bound) << i;
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_LT((got[i] - expected[i]).abs().max().item<double>(), bound) << i;
 }
 
 /// Trains with SGD, of torch or of lockstep, whose step() is followed by Group::step().
@@ -159,7 +158,8 @@ TEST(DdpOuter, EvaluationUsesTheGlobalCopy) {
 
 TEST(DdpOuter, BuffersAreAveraged) {
   Net net;
-  DistributedDataParallel ddp(net, world(), {.buffers = BufferMode::kMean, .average_hosts_every = 2, .outer = DiLoCo{}});
+  DistributedDataParallel ddp(net, world(),
+                              {.buffers = BufferMode::kMean, .average_hosts_every = 2, .outer = DiLoCo{}});
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
   for (int step = 0; step < 2; ++step) {
     loss_of(net, step).backward();
@@ -325,9 +325,8 @@ TEST(DdpOuter, ResumesBetweenTwoRoundsWithTheSameBits) {
 
 TEST(DdpOuter, IncompatibleOptionsAreRejected) {
   Net net;
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] {
-                DistributedDataParallel ddp(net, world(), {.outer = DiLoCo{.momentum = 2}});
-              }),
+  EXPECT_THAT(tests::message_of<base::UsageError>(
+                  [&] { DistributedDataParallel ddp(net, world(), {.outer = DiLoCo{.momentum = 2}}); }),
               ::testing::HasSubstr("DdpOptions.outer: momentum is 2.000000; expected 0 or more, less than 1"));
   DistributedDataParallel ddp(net, world(), {.average_hosts_every = 2});
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { ddp.with_global_copy([] {}); }),

@@ -103,8 +103,8 @@ TEST(Resume, FusedOptimizerWithShardedState) { expect_exact_resume(fused({.shard
 TEST(Resume, HostsThatTrainApart) {
   for (const ddp::OuterMethod& outer :
        {ddp::OuterMethod(), ddp::OuterMethod(ddp::DiLoCo{.payload = ddp::Payload::kInt8})}) {
-    const MakeOptimizers apart = [outer](torch::nn::Module& net, training::TrainingSetup& setup)
-        -> std::vector<training::OptimizerConfig> {
+    const MakeOptimizers apart = [outer](torch::nn::Module& net,
+                                         training::TrainingSetup& setup) -> std::vector<training::OptimizerConfig> {
       setup.ddp(net, {.average_hosts_every = 5, .outer = outer});
       return {{std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01))}};
     };

@@ -190,9 +190,8 @@ TEST_P(OuterOnHosts, SmallPayloadsStayNearTheFormulaAndEqual) {
 // The mean of all that was learned arrives, except what the errors still hold. Fails without error feedback.
 TEST_P(OuterOnHosts, NothingIsLost) {
   constexpr int kRounds = 20;
-  for (const OuterMethod& method :
-       {OuterMethod(DiLoCo{.learning_rate = 1, .momentum = 0, .payload = Payload::kInt4}),
-        OuterMethod(SparseLoCo{.learning_rate = 0.5, .error_decay = 1})}) {
+  for (const OuterMethod& method : {OuterMethod(DiLoCo{.learning_rate = 1, .momentum = 0, .payload = Payload::kInt4}),
+                                    OuterMethod(SparseLoCo{.learning_rate = 0.5, .error_decay = 1})}) {
     const double rate = std::holds_alternative<DiLoCo>(method) ? 1 : 0.5;
     Hosts hosts(GetParam());
     std::mutex mutex;
@@ -209,8 +208,8 @@ TEST_P(OuterOnHosts, NothingIsLost) {
       }
       const checkpoint::StateDict state = outer.state_dict();
       if (exchange.slice > 0) return;
-      at::Tensor error = std::get<at::Tensor>(state.at("error")).to(at::kDouble) *
-                         exchange.weights[static_cast<std::size_t>(host)];
+      at::Tensor error =
+          std::get<at::Tensor>(state.at("error")).to(at::kDouble) * exchange.weights[static_cast<std::size_t>(host)];
       if (state.contains("owner_error")) error += std::get<at::Tensor>(state.at("owner_error")).to(at::kDouble);
       const std::lock_guard lock(mutex);
       left = left.defined() ? left + error : error;
@@ -363,7 +362,8 @@ TEST(OuterOptimizer, OptionsOutOfRangeAreRefused) {
   EXPECT_THAT(message(DiLoCo{.learning_rate = -1}), HasSubstr("learning_rate is -1.000000; expected a finite number"));
   EXPECT_THAT(message(DiLoCo{.momentum = 1}), HasSubstr("momentum is 1.000000; expected 0 or more, less than 1"));
   EXPECT_THAT(message(DiLoCo{.warm_up = -1}), HasSubstr("warm_up is -1; expected 0 or more"));
-  EXPECT_THAT(message(SparseLoCo{.learning_rate = 0}), HasSubstr("learning_rate is 0.000000; expected a finite number"));
+  EXPECT_THAT(message(SparseLoCo{.learning_rate = 0}),
+              HasSubstr("learning_rate is 0.000000; expected a finite number"));
   EXPECT_THAT(message(SparseLoCo{.error_decay = 1.5}), HasSubstr("error_decay is 1.500000; expected 0 to 1"));
   EXPECT_THAT(message(SparseLoCo{.keep = 5000}), HasSubstr("keep is 5000; expected 1 to 4096"));
 }
