@@ -30,6 +30,14 @@ CASES = {
     "gpt": {"batch": 8, "learning_rate": 2e-3},
     "cnn": {"batch": 16, "learning_rate": 1e-3},
 }
+# Each way between two hosts, for a parameter. A mean and DiLoCo send half of the numbers twice.
+PAYLOAD_BYTES = {
+    "average": 4,
+    "diloco": 4,
+    "diloco int8": 260 / 256,
+    "diloco int4": 136 / 256,
+    "sparseloco": 116 / 4096,
+}
 SETTLED = 40  # steps of a run that only measures times, after WARM ones
 WARM = 12
 
@@ -64,6 +72,30 @@ class Bench:
         }  # fmt: skip
         print(json.dumps({"what": "run", **row}), flush=True)
         return row, result["seconds"]
+
+    def rounds(self, parameters, rate):
+        """Measures the exchange of a round beside the time of its bytes on the wire."""
+        for method in ROUNDS:
+            case = {"method": method, "parameters": parameters, "rounds": 3}
+            words = [self.args.python, HERE / "slow_networks_rank.py", json.dumps(case)]
+            env = {"PYTHONPATH": self.args.package, "LOCKSTEP_LOG": "quiet"}
+            self.cluster.shape(f"{round(rate)}bit")
+            try:
+                result, crossed = run(self.cluster, Job, self.where, words, env)
+            finally:
+                self.cluster.unshape()
+            seconds = statistics.median(result["seconds"])
+            payload = parameters * PAYLOAD_BYTES[method]  # each way, between two hosts
+            row = {
+                "what": "round",
+                "method": method,
+                "parameters": parameters,
+                "rate": rate,
+                "round_s": round(seconds, 4),
+            }
+            bound = 8 * payload / (0.955 * rate)
+            row.update(bound_s=round(bound, 4), to_bound=round(seconds / bound, 3), bytes=round(crossed / 3))
+            print(json.dumps(row), flush=True)
 
     def settle(self):
         """Returns the computation of a step and the rate at which an all-reduce takes `ratio` times as long."""
@@ -140,6 +172,7 @@ def main():
     parser.add_argument("--evaluate-every", type=int, default=30)
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds")
     parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
+    parser.add_argument("--rounds", type=int, help="only measure rounds of a model with so many parameters, at --rate")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
     args = parser.parse_args()
     if args.evaluate_every % args.every:
@@ -150,7 +183,9 @@ def main():
     os.environ.pop("LOCKSTEP_TRANSPORT", None)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, host_cluster.HostCluster(2, folder))
-        if args.settle:
+        if args.rounds:
+            bench.rounds(args.rounds, args.rate or 100e6)
+        elif args.settle:
             print(json.dumps(dict(zip(("compute_s", "rate"), bench.settle(), strict=True))))
         else:
             bench.compare()

@@ -125,8 +125,38 @@ def prepare(model, method, every, world):
     return model, ddp.with_global_copy if outer else lambda body: body()
 
 
+def measure_rounds(case):
+    """The seconds of rounds of a model with `parameters` parameters, of which each has been trained by one step."""
+    world = lockstep.init()
+    model = nn.Linear(1000, case["parameters"] // 1000, bias=False)
+    ddp = lockstep.DistributedDataParallel(
+        model, world, average_hosts_every=1 << 30, outer=OUTER[case["method"]], compare_replicas_every=0
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    seconds = []
+    for number in range(case["rounds"] + 1):
+        optimizer.zero_grad()
+        model(torch.randn(2, 1000)).square().mean().backward()
+        optimizer.step()
+        world.barrier()
+        if number == 1 and world.rank == 0:  # the first round is not measured
+            print("ready", flush=True)
+            sys.stdin.readline()
+        world.barrier()
+        begin = time.perf_counter()
+        ddp.average_hosts()
+        world.barrier()
+        if number:
+            seconds.append(time.perf_counter() - begin)
+    if world.rank == 0:
+        print(json.dumps({"parameters": case["parameters"], "seconds": seconds, "points": []}), flush=True)
+    del ddp
+
+
 def main():
     case = json.loads(sys.argv[1])
+    if "rounds" in case:
+        return measure_rounds(case)
     data = (Text if case["model"] == "gpt" else Digits)(pathlib.Path(case["data"]))
     world = None
     if case["method"].startswith("ddp"):

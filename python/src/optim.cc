@@ -103,7 +103,8 @@ void bind_optimizers(py::module_& module) {
       .def("set_options", &AnyOptimizer::set_options)
       .def("step", &AnyOptimizer::step, WithoutGil())
       .def(
-          "skip_step", [](AnyOptimizer& self) { self.fused().skip_step(); }, WithoutGil())
+          "skip_step", [](AnyOptimizer& self) { static_cast<amp::UnscalingOptimizer&>(self.fused()).skip_step(); },
+          WithoutGil())
       .def("clip_grad_norm", &AnyOptimizer::clip_grad_norm, WithoutGil())
       .def("clip_grad_value", &AnyOptimizer::clip_grad_value, WithoutGil())
       .def(

@@ -40,7 +40,7 @@ def main():
     state.resume()
     if seconds and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and HOST == 1:
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    for step in range(state.step(), STEPS):
+    for step in range(state.step, STEPS):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + RANK))
         optimizer.zero_grad()
         torch.nn.functional.dropout(net(x), 0.1).square().mean().backward()
@@ -50,7 +50,7 @@ def main():
     ddp.average_hosts()
     final = torch.cat([p.detach().flatten() for p in net.parameters()])
     (folder / f"{RANK}").write_text(str(final.double().tolist()))
-    print(f"resumed from step {state.step()}")
+    print(f"resumed from step {state.step}")
 
 
 main()

@@ -206,9 +206,9 @@ def test_power_sgd(world):
         torch.manual_seed(1)
         net = nn.Linear(64, 48)
         ddp = lockstep.DistributedDataParallel(net, world, hook=hook)
-        optimizer = torch.optim.SGD(net.parameters(), lr=3.0)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
         losses = []
-        for step in range(30):
+        for step in range(60):
             if step == stop_at:
                 layout, saved = ddp.stats()["layout"], copy.deepcopy(hook.state_dict())
                 hook = lockstep.PowerSGD(rank=4, dense_steps=2)
@@ -229,7 +229,7 @@ def test_power_sgd(world):
     assert distance(net, dense) > 1e-4, "it is an approximation"
     assert losses[-1] < 0.5 * losses[0]
     assert abs(approximated[-1] - losses[-1]) < 0.05 * losses[0]
-    check_is(net, train_with(lockstep.PowerSGD(rank=4, dense_steps=2), stop_at=15)[0])
+    check_is(net, train_with(lockstep.PowerSGD(rank=4, dense_steps=2), stop_at=25)[0])
     for arguments in ({"rank": 9}, {"dense_steps": -1}):
         with pytest.raises(lockstep.UsageError, match="expected"):
             lockstep.PowerSGD(**arguments)
@@ -264,10 +264,10 @@ def test_wrong_options(world):
         dist.destroy_process_group()
 
 
-RUNS = int(os.environ.get("OUTER_KILLS", "1"))  # of each method
+RUNS = int(os.environ.get("OUTER_KILLS", "1"))  # of each method; by default of one method only
 
 
-@pytest.mark.parametrize("method", ("average", "int8", "warm-up", "sparse"))
+@pytest.mark.parametrize("method", ("int8", "average", "warm-up", "sparse") if RUNS > 1 else ("int8",))
 def test_killed_host_resumes_with_the_same_bits(tmp_path, method):
     def run(name, seconds):
         folder = tmp_path / name

@@ -162,23 +162,24 @@ HostExchange HostLink::exchange(at::ScalarType wire_dtype) const {
         flat, comm::ReduceOp::kMean,
         {.name = "average_hosts", .wire_dtype = flat.scalar_type() == at::kFloat ? wire_dtype : at::kFloat});
   };
-  const auto wait_for =
-      [](comm::Work work) {
-        return [work = std::make_shared<comm::Work>(work)] { work->wait(); };  // bounded: by the group's timeout };
-        exchange.all_to_all = [group = across_, wait_for](const at::Tensor& output, const at::Tensor& input) {
-          return wait_for(group.all_to_all_async(output, input, {.name = "outer parts"}));
-        };
-        exchange.all_gather = [group = across_, wait_for](const at::Tensor& output, const at::Tensor& input) {
-          return wait_for(group.all_gather_async(output, input, {.name = "outer means"}));
-        };
-        return exchange;
-      }
+  const auto wait_for = [](comm::Work work) {
+    return [work = std::make_shared<comm::Work>(work)] {
+      work->wait();  // bounded: by the timeout of the group
+    };
+  };
+  exchange.all_to_all = [group = across_, wait_for](const at::Tensor& output, const at::Tensor& input) {
+    return wait_for(group.all_to_all_async(output, input, {.name = "outer parts"}));
+  };
+  exchange.all_gather = [group = across_, wait_for](const at::Tensor& output, const at::Tensor& input) {
+    return wait_for(group.all_gather_async(output, input, {.name = "outer means"}));
+  };
+  return exchange;
+}
 
-  bool
-  HostLink::any(bool value, const char* name) const {
-    const at::Tensor flag = at::full({1}, value, at::kByte);
-    group_.all_reduce(flag, comm::ReduceOp::kMax, {.name = name});
-    return flag.item<std::uint8_t>() != 0;
-  }
+bool HostLink::any(bool value, const char* name) const {
+  const at::Tensor flag = at::full({1}, value, at::kByte);
+  group_.all_reduce(flag, comm::ReduceOp::kMax, {.name = name});
+  return flag.item<std::uint8_t>() != 0;
+}
 
 }  // namespace lockstep::ddp::inline outer
