@@ -159,7 +159,15 @@ py::object run_backward(const std::vector<at::Tensor>& roots, const py::function
 }
 
 /// `exchange` has the members of HostExchange; its functions are None where those may be null.
+/// Or with a Group instead, whose hosts these are; then a collective of its ranks.
 ddp::HostAverager make_host_averager(int period, const py::object& outer, const py::object& exchange) {
+  const auto store = [](const at::Tensor& values, const at::Tensor& tensor) { tensor.copy_(values); };
+  if (py::isinstance<comm::Group>(exchange)) {
+    const auto& group = exchange.cast<const comm::Group&>();
+    ddp::OuterMethod method = outer_method(outer);
+    const py::gil_scoped_release release;
+    return {period, std::move(method), ddp::HostLink(group).exchange(at::kFloat), store};
+  }
   ddp::HostExchange converted{.num_hosts = exchange.attr("num_hosts").cast<int>(),
                               .host = exchange.attr("host").cast<int>(),
                               .weights = exchange.attr("weights").cast<std::vector<float>>(),
@@ -182,8 +190,7 @@ ddp::HostAverager make_host_averager(int period, const py::object& outer, const 
   };
   converted.all_to_all = start("all_to_all");
   converted.all_gather = start("all_gather");
-  return {period, outer_method(outer), std::move(converted),
-          [](const at::Tensor& values, const at::Tensor& tensor) { tensor.copy_(values); }};
+  return {period, outer_method(outer), std::move(converted), store};
 }
 
 py::dict to_python(const comm::ReducerStats& stats) {

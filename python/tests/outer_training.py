@@ -1,6 +1,7 @@
 """A training of two simulated hosts with an outer optimizer, which saves every few steps and may be killed.
 
-argv: folder, method, seconds until the ranks of the second host are killed in the first generation (0: never).
+argv: folder, method, seconds until the ranks of the second host are killed in the first generation (0: never). Method
+"horovod": with hvd.DistributedOptimizer, without checkpoints.
 """
 
 import os
@@ -28,7 +29,31 @@ METHODS = {
 STEPS, EVERY, SAVE_EVERY = 200, 7, 11
 
 
+def with_horovod(folder):
+    import lockstep.horovod as hvd
+
+    hvd.init()
+    torch.manual_seed(1)
+    net = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(optimizer, average_hosts_every=EVERY, outer=METHODS["int8"])
+    sums = []
+    for step in range(2 * EVERY):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * step + RANK))
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        sums.append(net.weight.sum().item())
+    everyone = hvd.allgather_object(sums)
+    for step, values in enumerate(zip(*everyone, strict=True)):
+        assert values[0] == values[1] and values[2] == values[3], "the ranks of a host are equal"
+        assert (values[0] == values[2]) == (step % EVERY == EVERY - 1), f"hosts are equal after a round: {step}"
+    (folder / f"{RANK}").write_text(str(sums[-1]))
+
+
 def main():
+    if sys.argv[2] == "horovod":
+        return with_horovod(pathlib.Path(sys.argv[1]))
     folder, method, seconds = pathlib.Path(sys.argv[1]), METHODS[sys.argv[2]], float(sys.argv[3])
     world = lockstep.init()
     torch.manual_seed(1)

@@ -269,19 +269,24 @@ RUNS = int(os.environ.get("OUTER_KILLS", "1"))  # of each method; by default of 
 
 @pytest.mark.parametrize("method", ("int8", "average", "warm-up", "sparse") if RUNS > 1 else ("int8",))
 def test_killed_host_resumes_with_the_same_bits(tmp_path, method):
-    def run(name, seconds):
-        folder = tmp_path / name
-        folder.mkdir()
-        words = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "4", "--bind", "none", "--max-restarts", "1", "--"]
-        words += [sys.executable, str(PROGRAM), str(folder), method, str(seconds)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        weights = {(folder / str(rank)).read_text() for rank in range(4)}
-        assert len(weights) == 1, "all hosts are equal after a round"
-        return weights.pop(), done.stdout
-
-    expected, said = run("straight", 0)
+    expected, said = run_program(tmp_path / "straight", method, 0)
     assert "resumed from step 0" in said
     for number in range(RUNS):
-        weights, said = run(str(number), random.Random(number).uniform(0.1, 0.6))
+        weights, said = run_program(tmp_path / str(number), method, random.Random(number).uniform(0.1, 0.6))
         assert weights == expected, said
+
+
+def test_horovod(tmp_path):
+    run_program(tmp_path / "horovod", "horovod", 0)
+
+
+def run_program(folder, method, seconds):
+    """Returns the weights, which are equal on all four ranks, and the output."""
+    folder.mkdir()
+    words = [os.environ["LOCKSTEP_PROGRAM"], "run", "-n", "4", "--bind", "none", "--max-restarts", "1", "--"]
+    words += [sys.executable, str(PROGRAM), str(folder), method, str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    weights = {(folder / str(rank)).read_text() for rank in range(4)}
+    assert len(weights) == 1, "all hosts are equal after a round"
+    return weights.pop(), done.stdout

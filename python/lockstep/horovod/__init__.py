@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from lockstep import _engine
+from lockstep import _C, _engine
 from lockstep._optimizer_state import parameters_of
 from lockstep.errors import CommError, UsageError
 from lockstep.horovod import elastic, operations
 from lockstep.horovod.operations import *  # noqa: F403
+from lockstep.outer import DiLoCo, SparseLoCo
 
 __all__ = ["DistributedOptimizer", "HorovodInternalError", "elastic", "run"]
 __all__ += operations.__all__
@@ -57,6 +58,21 @@ class _DistributedOptimizer:
     """What DistributedOptimizer() adds to the class of an optimizer."""
 
     param_groups: list[dict[str, Any]]
+
+    _averager: Any = None  # of hosts that train apart
+    _group: Any = None  # the ranks whose gradients are reduced; None: all
+
+    def _train_apart(self, every: int, outer: DiLoCo | SparseLoCo | None) -> None:
+        world = operations.joined()
+        self._averager, self._group = _C.HostAverager(every, outer, world._group), world.split_by_host()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p.detach() for p in parameters_of(self) if p.is_floating_point() or p.is_complex()]
+
+    def average_hosts(self) -> None:
+        """With average_hosts_every or `outer`: makes the parameters equal on all hosts now. All ranks call it."""
+        if self._averager is not None:
+            self._averager.average(self._parameters(), [], True)
 
     def _distribute(
         self, names: dict[int, str], compression: Any, op: str, factor: float, sparse_as_dense: bool, passes: int
@@ -121,7 +137,9 @@ class _DistributedOptimizer:
 
     def synchronize(self) -> None:
         """Reduces the gradients over all ranks. step() does so by itself, unless it is in skip_synchronize()."""
-        if operations.size() == 1:
+        if self._averager is not None and self._averager.must_begin():
+            self._averager.begin(self._parameters())
+        if (self._group or operations.joined()).size == 1:
             self._synchronized = True
             return
         counts = f"after {self._num_zero_grads} zero_grad() calls"
@@ -135,8 +153,10 @@ class _DistributedOptimizer:
                 sent = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 unpacked += zip(gradients, sent.split([gradient.numel() for gradient in gradients]), strict=True)
             factors = 1 / self._predivide_factor, self._predivide_factor  # 1 unless the operation is Average
-            started = operations.start_allreduce(sent, sent, self._op, f"{name} {counts}", *factors, self._compression)
-            handles.append(started)
+            label = f"{name} {counts}"
+            handles.append(
+                operations.start_allreduce(sent, sent, self._op, label, *factors, self._compression, self._group)
+            )
         for handle in handles:
             handle.wait()
         for gradient, part in unpacked:
@@ -167,7 +187,12 @@ class _DistributedOptimizer:
                 )
             self.synchronize()
         self._synchronized = False
-        return super().step(closure)  # type: ignore[misc]
+        result = super().step(closure)  # type: ignore[misc]
+        if self._averager is not None:
+            self._averager.count_reduction()
+            if self._averager.is_due():
+                self.average_hosts()
+        return result
 
     step.hooked = True  # type: ignore[attr-defined]  # so that torch adds its hooks once, to the step that this calls
 
@@ -183,6 +208,8 @@ def DistributedOptimizer(
     groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: operations.ProcessSet = operations.global_process_set,
+    average_hosts_every: int = 1,
+    outer: DiLoCo | SparseLoCo | None = None,
 ) -> Any:
     """Makes step() of `optimizer` reduce the gradients over all ranks first, and returns it.
 
@@ -192,6 +219,8 @@ def DistributedOptimizer(
             once.
         gradient_predivide_factor: divides gradients before their sum, which is multiplied by factor / size.
         num_groups, groups: ignored: small gradients are always sent together.
+        average_hosts_every, outer: not of Horovod: those of lockstep.DistributedDataParallel, for slow networks. Hosts
+            whose loss scalers skip other steps wait for each other. Evaluate and save after optimizer.average_hosts().
     """
     operations.check_set(process_set)
     chosen = operations.op_of(None, op)
@@ -215,6 +244,8 @@ def DistributedOptimizer(
     optimizer._distribute(
         names, compression, chosen, gradient_predivide_factor, sparse_as_dense, backward_passes_per_step
     )
+    if average_hosts_every > 1 or outer is not None:
+        optimizer._train_apart(average_hosts_every, outer)
     if of_scheduler is not None:
 
         def step(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -206,19 +206,22 @@ def start_allreduce(
     before: float = 1,
     after: float = 1,
     compression: Any = Compression.none,
+    group: Group | None = None,
 ) -> _Handle:
-    """`out`: where the result is copied to; None: a new tensor. `before`, `after`: factors."""
+    """`out`: where the result is copied to; None: a new tensor. `before`, `after`: factors. `group`: of all ranks, by
+    default."""
+    ranks = group or joined()
     sent, context = compression.compress(tensor.detach())
     if sent.data_ptr() == tensor.data_ptr() and out is not tensor:
         sent = sent.clone()
     if before != 1:
         sent.mul_(before)
     is_integer_mean = op == Average and not sent.is_floating_point()
-    work = joined().all_reduce_async(sent, _OPS[Sum if is_integer_mean else op], name=name)
+    work = ranks.all_reduce_async(sent, _OPS[Sum if is_integer_mean else op], name=name)
 
     def finish() -> Tensor:
         if is_integer_mean:
-            sent.copy_(sent.div(size(), rounding_mode="trunc"))
+            sent.copy_(sent.div(ranks.size, rounding_mode="trunc"))
         if after != 1:
             sent.mul_(after)
         result = compression.decompress(sent, context)
