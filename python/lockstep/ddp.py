@@ -120,7 +120,7 @@ def _count_skipped_step(optimizer: torch.optim.Optimizer) -> None:
         if not ddp._ddp.hosts_differ():
             continue
         if ddp._optimizer is not None and ddp._optimizer() is optimizer:
-            optimizer._optimizer.skip_step()  # type: ignore[attr-defined]
+            optimizer._optimizer.skip_step()
         else:
             ddp._ddp.on_step_end()
 

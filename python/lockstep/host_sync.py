@@ -63,7 +63,7 @@ class HostSync:
         self._size = dist.get_world_size()
         self._backend = _lockstep_backend(ddp)
         if every == 1 and outer is None:
-            self._averager = None
+            self._averager: Any = None
             if self._backend is None:
                 raise UsageError(
                     'HostSync: wire_dtype without every needs the backend "lockstep" and parameters on the CPU; over '
@@ -196,7 +196,8 @@ class _HostExchange(SimpleNamespace):
             for i, part in enumerate(flat.chunk(slices)):
                 dist.broadcast(part, own[i], group=inside)
 
-        self.all_to_all, self.all_gather = (all_to_all, all_gather) if several else (None, None)
+        if several:
+            self.all_to_all, self.all_gather = all_to_all, all_gather
         if len(own) > 1:
             self.share = share
 
