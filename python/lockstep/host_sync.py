@@ -93,9 +93,11 @@ class HostSync:
     def with_global_copy(self, body: Callable[[], _T]) -> _T:
         """With `outer`: calls body(), for example an evaluation, with the parameters that the hosts had in common after
         the last round, and then gives them their own values again. Returns what body() returns. The ranks of a host
-        call it together."""
+        call it together. A round that is due, and would come with the next forward, comes first."""
         if self._averager is None:
             raise UsageError("HostSync: there is no outer optimizer; expected one, for with_global_copy()")
+        if self._averager.is_due():
+            self.sync()
         parameters = self._parameters()
         own = self._averager.swap_in_copy(parameters)
         try:
