@@ -25,7 +25,7 @@ class HostSync:
     >>> ...                        # the loop stays as it is
     >>> hosts.sync()               # before evaluating or saving
 
-    On a very slow network, DiLoCo needs fewer rounds and bytes for the same loss:
+    On a slower network, DiLoCo sends a byte or half a byte for each parameter:
 
     >>> hosts = lockstep.HostSync(net, every=30, outer=lockstep.DiLoCo(payload="int8"))
     >>> hosts.with_global_copy(lambda: evaluate(net))
