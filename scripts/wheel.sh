@@ -12,8 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 third_party=build/third_party
-[ -e "$third_party/lockstep.stamp" ] || scripts/setup.sh --portable "$third_party" zlib1g-dev nlohmann-json3-dev \
-  libcli11-dev libxxhash-dev libsodium-dev
+[ -e "$third_party/lockstep.stamp" ] || "$python" scripts/portable_deps.py "$third_party" wheel
 mkdir "$work/source"
 git ls-files -z --cached --others --exclude-standard | tar -c --null -T - -f - | tar -x -C "$work/source" -f -
 cp -R "$third_party" "$work/source/third_party"

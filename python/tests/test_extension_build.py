@@ -1,4 +1,4 @@
-"""`lockstep build` with a compiler, cmake and ninja that only pretend; tests/install/extension_build.py compiles."""
+"""`lockstep build` with a compiler, cmake and ninja that only pretend; tests/install/without_root.py compiles."""
 
 import io
 import os

@@ -52,7 +52,7 @@ fi
 home=$(mktemp -d)
 trap 'rm -rf "$home"' EXIT
 mkdir "$home/scripts"
-cp "$source/scripts/setup.sh" "$home/scripts/"
+cp "$source/scripts/setup.sh" "$source/scripts/portable_deps.py" "$home/scripts/"
 chown -R nobody "$home"
 setpriv --reuid=nobody --regid=nogroup --clear-groups env HOME="$home" "$home/scripts/setup.sh" --portable "$home/deps"
 size=$(tar -C "$home" -cJf - deps | wc -c)

@@ -7,7 +7,7 @@ torch=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/clone/scripts" "$work/bin"
-cp "$here/../../scripts/setup.sh" "$work/clone/scripts/"
+cp "$here/../../scripts/setup.sh" "$here/../../scripts/portable_deps.py" "$work/clone/scripts/"
 setup=$work/clone/scripts/setup.sh
 # The formatters are installed already.
 mkdir -p "$work/clone/.deps/lint"
@@ -80,7 +80,8 @@ called "python3 -m venv .deps/site"
 
 run --test-tool
 [ "$rc" = 1 ] || fail "an unknown option ended with $rc"
-said "unknown option '--test-tool'; expected --test-tools, --site, --baselines, --torch VERSION or --portable DIR"
+said "unknown option '--test-tool'; expected --test-tools, --site, --baselines, --torch VERSION [PYTHON] or \
+--portable DIR"
 run --test-tools --baselines
 [ "$rc" = 1 ] || fail "two options ended with $rc"
 said "unexpected argument '--baselines'; expected at most one option"
@@ -91,7 +92,9 @@ run --portable
 said "--portable needs a directory"
 mkdir "$work/own"
 touch "$work/own/file"
+mv "$work/bin/python3" "$work/fake_python3"
 run --portable "$work/own"
+mv "$work/fake_python3" "$work/bin/python3"
 [ "$rc" = 1 ] || fail "--portable with a directory of the user's own ended with $rc"
 said "$work/own exists and is not a folder that --portable made"
 [ -e "$work/own/file" ] || fail "--portable deleted a file of the user's own"
