@@ -8,6 +8,7 @@
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/doctor/doctor.h"
 #include "lockstep/launch/output/status.h"
+#include "lockstep/launch/predict/predict.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/python_program.h"
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
       case launcher::cli::Subcommand::kRun: return launcher::supervise::run(std::move(command.run));
       case launcher::cli::Subcommand::kSubmit: return launcher::slurm::submit(std::move(command.arguments));
       case launcher::cli::Subcommand::kDoctor: return launcher::doctor::doctor(std::move(command.doctor));
+      case launcher::cli::Subcommand::kPlan: return launcher::predict::plan(command.plan);
       case launcher::cli::Subcommand::kStatus: launcher::output::print_status(command.json); break;
       case launcher::cli::Subcommand::kBench: launcher::process::exec_companion("lockstep-bench", command.arguments);
       case launcher::cli::Subcommand::kBuild: launcher::process::exec_extension_build(std::move(command.python));

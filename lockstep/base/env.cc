@@ -76,4 +76,14 @@ const Env& Env::this_process() {
   return env;
 }
 
+std::optional<ProfileRequest> profile_request() {
+  const auto& text = Env::this_process().lockstep_profile;
+  if (!text) return std::nullopt;
+  const std::size_t colon = text->find(':');
+  const auto steps = parse_int(text->substr(0, colon));
+  if (colon == std::string::npos || !steps || *steps < 1 || *steps > 100000)
+    throw UsageError("LOCKSTEP_PROFILE is " + quoted(*text, 80) + "; expected what lockstep plan sets, STEPS:FOLDER");
+  return ProfileRequest{static_cast<int>(*steps), text->substr(colon + 1)};
+}
+
 }  // namespace lockstep::base

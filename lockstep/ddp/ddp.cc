@@ -174,6 +174,11 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
   replicas_.check.emplace(std::move(compared), reduce_group_, options_.compare_replicas_every);
   step_observer_ = comm::GroupAccess::on_step(group_, [this] { on_step_end(); });
   for (std::size_t i = 0; i < parameters_.size(); ++i) register_hooks(i);
+  if (profile_) {
+    std::vector<at::Tensor> tensors;
+    for (const HookedParameter& parameter : parameters_) tensors.push_back(parameter.tensor);
+    profiled_model_ = profile_->add_model(group_.rank(), group_.size(), tensors);
+  }
   add_backward_participant(this);
 }
 
@@ -207,6 +212,8 @@ void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fres
 void DistributedDataParallel::Impl::on_backward_end() {
   end_of_hooks();
   num_backwards_ += pass_.has_reached_parameter;
+  const bool is_profiled = profile_ && pass_.has_reached_parameter && no_sync_depth_ == 0;
+  if (is_profiled) profile_->on_backward_end(profiled_model_);
   if (keeps_local_gradients() && !optimizer_.updater) {
     local_backwards_ += pass_.has_reached_parameter && no_sync_depth_ == 0;
     for (std::size_t i = 0; pass_.has_reached_parameter && i < parameters_.size(); ++i)
@@ -215,6 +222,7 @@ void DistributedDataParallel::Impl::on_backward_end() {
     finish_reduction();
     if (optimizer_.updater) end_update();
   }
+  if (is_profiled) profile_->on_step_end(profiled_model_);
 }
 
 void DistributedDataParallel::Impl::on_backward_error(const std::string& why,

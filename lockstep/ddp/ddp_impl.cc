@@ -140,6 +140,7 @@ void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
   HookedParameter& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // the node received an undefined gradient
   pass_.has_reached_parameter = true;
+  if (profile_ && no_sync_depth_ == 0) profile_->on_gradient(profiled_model_, index);
   if (optimizer_.updater) check_backward_update();
   if (no_sync_depth_ > 0 || (keeps_local_gradients() && !optimizer_.updater)) {
     parameter.accumulated_locally = true;

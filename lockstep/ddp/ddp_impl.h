@@ -21,6 +21,7 @@
 #include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/ddp/replica_check.h"
 #include "lockstep/ddp/replicas.h"
+#include "lockstep/ddp/step_profile.h"
 
 namespace lockstep::ddp {
 
@@ -201,6 +202,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   JoinState join_;
   Replicas replicas_;
   GradientFingerprint gradient_fingerprint_;
+  StepProfile* const profile_ = StepProfile::this_process();  // null except under `lockstep plan`
+  std::size_t profiled_model_ = 0;
   bool detached_ = false;        // the module may have been destroyed
   bool reentrant_ = false;       // the model has run a nested backward()
   bool accumulating_ = false;    // gradients of an earlier backward() existed before this step

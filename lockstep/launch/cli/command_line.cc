@@ -25,7 +25,7 @@ constexpr int kMaxHosts = 65536;
 constexpr int kMaxRestarts = 1000000;
 constexpr double kMaxRestartPause = 60;  // seconds
 
-const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "status", "bench", "build"};
+const std::vector<std::string> kCommandNames = {"run", "submit", "doctor", "plan", "status", "bench", "build"};
 const std::string kCommands = base::alternatives(kCommandNames);
 
 const char* const kUsage =
@@ -35,6 +35,7 @@ const char* const kUsage =
     "  run        start N ranks of a program on one or several hosts; end all of them when one fails\n"
     "  submit     write a SLURM batch script that runs a program with lockstep run, and submit it\n"
     "  doctor     check each host for problems before anything is started\n"
+    "  plan       predict the steps of a program on several hosts, by running it on this one for some steps\n"
     "  status     print the ranks of the jobs on this host: progress, CPU, memory and current operation\n"
     "  bench      measure this machine: Lockstep compared with Gloo, MPI and PyTorch\n"
     "  build      compile the Python package's extension for a torch or CPython that the wheel lacks\n"
@@ -274,6 +275,85 @@ CommandLine parse_doctor(std::vector<std::string> words) {
   return command_line;
 }
 
+/// Numbers separated by commas, each with one of `units` behind it.
+OptionType<std::vector<double>> quantities(std::string name, std::vector<std::pair<std::string, double>> units,
+                                           double low, double high, std::string expected) {
+  const auto parse_one = [=](const std::string& word) -> std::optional<double> {
+    for (const auto& [unit, factor] : units) {
+      if (!word.ends_with(unit)) continue;
+      const auto number = base::parse_double(word.substr(0, word.size() - unit.size()));
+      if (number && *number * factor >= low && *number * factor <= high) return *number * factor;
+    }
+    return std::nullopt;
+  };
+  return {std::move(name), [=](const std::string& what, const std::string& list) {
+            std::vector<double> values;
+            for (const std::string& word : base::split(list, ',')) {
+              const auto value = parse_one(word);
+              check_value(value.has_value() && values.size() < 64, what, list, expected);
+              values.push_back(*value);
+            }
+            return values;
+          }};
+}
+
+constexpr const char* kPlanUsage = "lockstep plan [options] [--] program [arguments...]";
+
+CommandLine parse_plan(std::vector<std::string> words) {
+  CommandLine command_line;
+  PlanOptions& options = command_line.plan;
+  OptionTable table(
+      "lockstep plan", kPlanUsage,
+      "Predicts how long a step of a program takes on several hosts: runs it on this host for some steps, "
+      "ends it, and computes what the exchange between hosts adds, for each network and each method. The "
+      "program needs a DistributedDataParallel of Lockstep or of torch. It runs in a temporary folder with "
+      "links to the files of this one, and neither resumes from checkpoints of Lockstep nor writes any; "
+      "torch.save() writes nothing.");
+  table.group("What to run", "lockstep plan -n 4 --nodes 2,8 --link 1g,10g -- python train.py");
+  table.option("-n,--ranks,--ranks-per-node", options.ranks, integer(1, kMaxRanks),
+               "ranks of each host, all of which run on this one (default: one per GPU, else one per core)");
+  table.option("--gpus", options.gpus, text("LIST", is_gpu_list, "numbers or UUIDs of GPUs, separated by commas"),
+               "GPUs that ranks may use, as in lockstep run");
+  table.option("--steps", options.steps, integer(3, 100000),
+               "steps to record, after 5 that are not (default {default})");
+  table.group("Clusters", "lockstep plan --nodes 2,4,8,128 --link 100m,1g,10g,100g --latency 50us -- ./train");
+  table.option(
+      "--nodes", options.nodes,
+      OptionType<std::vector<int>>{"N,...",
+                                   [](const std::string& what, const std::string& list) {
+                                     std::vector<int> values;
+                                     for (const std::string& word : base::split(list, ',')) {
+                                       const auto number = base::parse_int(word);
+                                       check_value(number && *number >= 1 && *number <= kMaxHosts && values.size() < 64,
+                                                   what, list, "numbers of hosts, 1 to 65536, separated by commas");
+                                       values.push_back(static_cast<int>(*number));
+                                     }
+                                     return values;
+                                   }},
+      "numbers of hosts (default 2,4,8)");
+  table.option("--link", options.links,
+               quantities("RATE,...", {{"m", 1e6}, {"g", 1e9}, {"M", 1e6}, {"G", 1e9}}, 1e5, 1e13,
+                          "rates in bits per second such as 100m or 10g, separated by commas"),
+               "bits per second that each host sends and receives (default 100m,1g,10g)");
+  std::vector<double> latency;
+  table.option("--latency", latency,
+               quantities("TIME", {{"us", 1e-6}, {"ms", 1e-3}}, 0, 10, "a time such as 50us or 20ms"),
+               "time of a small message between two hosts, half of what ping prints (default 50us)");
+  table.option("--every", options.every, integer(1, 1000000),
+               "steps between two exchanges of average, DiLoCo and SparseLoCo (default {default})");
+  table.group("Output", "lockstep plan --json -- ./train");
+  table.flag("--json", options.json, "print one JSON object with the recorded steps and all predictions");
+  table.footer("The exit code is 0, or that of the program if it fails; 64 means that nothing was started.");
+  auto command = table.parse(std::move(words));
+  if (!command) return {.text = table.help()};
+  options.command = std::move(*command);
+  if (options.command.empty() || options.command.front().empty())
+    throw table.error(std::string("no program given; expected ") + kPlanUsage);
+  if (!latency.empty()) options.latency_s = latency.front();
+  command_line.subcommand = Subcommand::kPlan;
+  return command_line;
+}
+
 CommandLine parse_status(std::vector<std::string> words) {
   CommandLine command{.subcommand = Subcommand::kStatus};
   OptionTable table(
@@ -351,6 +431,7 @@ CommandLine parse_command_line(std::vector<std::string> arguments) {
                 : parse_run(translate_horovodrun(arguments));
   }
   if (subcommand == "doctor") return parse_doctor(std::move(arguments));
+  if (subcommand == "plan") return parse_plan(std::move(arguments));
   if (subcommand == "status") return parse_status(arguments);
   if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", std::move(arguments)};
   if (subcommand == "bench") return {Subcommand::kBench, {}, "", std::move(arguments)};

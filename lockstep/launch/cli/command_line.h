@@ -69,6 +69,7 @@ enum class Subcommand {
   kRun,       ///< starts ranks
   kSubmit,    ///< submits a batch job that starts ranks; submit() parses CommandLine::arguments
   kDoctor,    ///< checks hosts before anything is started
+  kPlan,      ///< runs a program for some steps and predicts its steps on other clusters
   kStatus,    ///< prints the ranks on this host
   kBench,     ///< executes lockstep-bench, which links libtorch and parses CommandLine::arguments
   kBuild,     ///< compiles the extension of the Python package for the Python CommandLine::python
@@ -95,6 +96,19 @@ struct DoctorOptions : HostOptions {
   std::vector<std::string> command = {};    ///< the program to check, and its arguments; may be empty
 };
 
+/// The options of `lockstep plan`; its --help says what they do.
+struct PlanOptions {
+  int ranks = 0;                                 ///< on this host; 0: as `lockstep run`
+  std::string gpus = {};                         ///< as RunOptions::gpus
+  std::vector<int> nodes = {2, 4, 8};            ///< numbers of hosts
+  std::vector<double> links = {1e8, 1e9, 1e10};  ///< bits per second, of each host in each direction
+  double latency_s = 50e-6;                      ///< between two hosts, one way
+  int steps = 20;                                ///< to record
+  int every = 30;                                ///< steps between two exchanges of the methods for slow networks
+  bool json = false;
+  std::vector<std::string> command = {};  ///< the program and its arguments; never empty
+};
+
 /// The parsed command line. Only the members that `subcommand` mentions are set.
 struct CommandLine {
   Subcommand subcommand = Subcommand::kPrint;
@@ -105,6 +119,7 @@ struct CommandLine {
   std::string python;  ///< name or path of an interpreter; empty: the one beside this program, else python3 in PATH
   AgentOptions agent{};
   DoctorOptions doctor{};
+  PlanOptions plan{};
 };
 
 /// Parses the arguments of the program `lockstep`. Options end at the first word that is not an option, or at `--`; all

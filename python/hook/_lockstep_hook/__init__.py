@@ -6,13 +6,12 @@ init_process_group() on, a thread looks twice per second at the flight recorder 
 that are enqueued and completed, and writes the page of this rank that the launcher reads. An error here ends the watch,
 with one warning, and never the program.
 
-LOCKSTEP_WATCH=off switches it off.
+LOCKSTEP_WATCH=off switches it off. Under `lockstep plan`, profile.py records the steps as well.
 """
 
 import os
 import sys
 
-_MODULE = "torch.distributed.distributed_c10d"
 _STACK_SIGNAL = 50  # a real-time signal, see lockstep/launch/process/python_stacks.h
 _active = _has_given_up = False
 
@@ -44,33 +43,54 @@ def has_given_up():
     return _has_given_up
 
 
+def _wrap_distributed(module):
+    from _lockstep_hook import watch
+
+    watch.wrap(module)
+
+
+def _keep_files(module):
+    from _lockstep_hook import profile
+
+    profile.keep_files(module)
+
+
+def _wrap_ddp(module):
+    from _lockstep_hook import profile
+
+    profile.wrap(module)
+
+
+_IMPORTED = {"torch.distributed.distributed_c10d": _wrap_distributed}
+if "LOCKSTEP_PROFILE" in os.environ:
+    _IMPORTED |= {"torch.serialization": _keep_files, "torch.nn.parallel.distributed": _wrap_ddp}
+
+
 class _Finder:
-    """Waits for the import of torch.distributed."""
+    """Waits for the imports of _IMPORTED."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name != _MODULE:
+        if name not in _IMPORTED:
             return None
         try:
             others = [f for f in sys.meta_path if hasattr(f, "find_spec") and not isinstance(f, _Finder)]
             spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
             if spec is not None:
-                _call_after_execution(spec)
+                _call_after_execution(spec, _IMPORTED[name])
             return spec
         except Exception as error:
             give_up(error)
             return None
 
 
-def _call_after_execution(spec):
+def _call_after_execution(spec, call):
     execute = spec.loader.exec_module
 
     def exec_module(module):
         execute(module)
         try:
-            from _lockstep_hook import watch
-
-            watch.wrap(module)
+            call(module)
         except Exception as error:
             give_up(error)
 

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Compares `lockstep plan` with measurements: steps on 2 and 4 hosts, for links of several rates, models and methods.
+
+The hosts are network namespaces. Each has one core, or half of one, and one rank. The prediction comes first, from one
+host, whose share of the machine is as large as in the cluster, because the others are busy with the same model. Prints
+a line of JSON for each cell, and a summary: how many cells are within 10 %, how many intervals hold the measurement,
+and the same for the cells in which the network is the limit, and for models and rates that the model's constants were
+not chosen with (HELD_OUT). Removes everything it creates; exits with 77 without root.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests/support"))
+import host_cluster  # noqa: E402
+from cluster_job import Job  # noqa: E402
+
+MODELS = ("gpt-0.8m", "gpt-3m", "cnn-1m", "mlp-10m")
+METHODS = ("float32", "bfloat16", "DiLoCo")
+RATES = ("100m", "300m", "1g")
+HELD_OUT = {"mlp-10m", "300m"}
+EVERY = 10
+SECONDS = 6  # of each measurement, at least 6 steps
+
+
+class PinnedJob(Job):
+    """Host k has the k-th core, modulo their number."""
+
+    def __init__(self, cluster, where, words, env):
+        pinning = HERE.parent / "tests/support/pinned.sh"
+        super().__init__(cluster, where, [pinning, *words], env)
+
+
+def rank_words(args, model, method, **case):
+    case = {"model": model, "method": method, "every": EVERY, **case}
+    return [args.python, str(HERE / "plan_rank.py"), json.dumps(case)]
+
+
+def predict(args, hosts, model):
+    """The output of `lockstep plan` on one host, while the others of the machine train the same model alone."""
+    env = {**os.environ, "PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet", "OMP_NUM_THREADS": "1"}
+    cores = os.cpu_count()
+    others = [
+        subprocess.Popen(
+            ["taskset", "-c", str(host % cores), *rank_words(args, model, "float32")],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for host in range(1, hosts)
+    ]
+    try:
+        time.sleep(6)  # they import torch
+        words = [
+            "taskset",
+            "-c",
+            "0",
+            args.lockstep,
+            "plan",
+            "-n",
+            "1",
+            "--nodes",
+            str(hosts),
+            "--link",
+            ",".join(RATES),
+        ]
+        words += ["--every", str(EVERY), "--latency", "50us", "--json", "--", *rank_words(args, model, "float32")]
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    return json.loads(done.stdout)
+
+
+def measure(args, cluster, hosts, model, method, steps):
+    """The seconds of a step for each of RATES."""
+    case = rank_words(args, model, method, runs=steps)
+    job = PinnedJob(cluster, list(range(1, hosts + 1)), case, {"PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet"})
+    found = []
+    try:
+        for rate in RATES:
+            job.wait_until_ready()
+            cluster.shape(f"{rate}bit", range(1, hosts + 1))
+            job.go()
+            found.append(json.loads(job.line())["step_s"])
+            cluster.unshape(range(1, hosts + 1))
+        job.end()
+    finally:
+        job.stop()
+    return found
+
+
+def summarize(name, cells):
+    if not cells:
+        return
+    near = sum(abs(cell["error"]) <= 0.1 for cell in cells)
+    held = sum(cell["low_s"] <= cell["measured_s"] <= cell["high_s"] for cell in cells)
+    worst = max(cells, key=lambda cell: abs(cell["error"]))
+    row = {"what": name, "cells": len(cells), "within_10": near / len(cells), "interval_holds": held / len(cells)}
+    print(json.dumps({**row, "worst": worst["error"], "worst_cell": [worst[k] for k in KEYS]}), flush=True)
+
+
+KEYS = ("hosts", "rate", "model", "method")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lockstep", required=True, help="the program lockstep")
+    parser.add_argument("--package", required=True, help="folder with the Python package")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    args = parser.parse_args()
+    host_cluster.enter_sandbox(("ip", "tc", "taskset"))
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = host_cluster.HostCluster(max(args.hosts), folder)
+        for hosts in args.hosts:
+            for model in args.models:
+                plan = predict(args, hosts, model)
+                told = {(p["method"], round(p["bits_per_s"])): p for p in plan["predictions"]}
+                print(json.dumps({"what": "alone", "hosts": hosts, "model": model, **{
+                    "step_s": sum(plan["steps_s"]) / len(plan["steps_s"])}}), flush=True)  # fmt: skip
+                for method in args.methods:
+                    ours = [told[method, bits(rate)] for rate in RATES]
+                    steps = [min(60, max(6, round(SECONDS / one["step_s"]))) for one in ours]
+                    if method == "DiLoCo":
+                        steps = [max(2 * EVERY, count // EVERY * EVERY) for count in steps]
+                    for rate, one, seconds in zip(RATES, ours, measure(args, cluster, hosts, model, method, steps)):
+                        cells.append({
+                            "what": "cell", "hosts": hosts, "rate": rate, "model": model, "method": method,
+                            "predicted_s": round(one["step_s"], 5), "measured_s": round(seconds, 5),
+                            "error": round(one["step_s"] / seconds - 1, 4), "low_s": round(one["low_s"], 5),
+                            "high_s": round(one["high_s"], 5), "waits": round(one["waits_s"] / one["step_s"], 3),
+                        })  # fmt: skip
+                        print(json.dumps(cells[-1]), flush=True)
+    summarize("all", cells)
+    summarize("network is the limit", [cell for cell in cells if cell["waits"] > 0.1])
+    summarize("held out", [cell for cell in cells if HELD_OUT & {cell["rate"], cell["model"]}])
+
+
+def bits(rate):
+    return round(float(rate[:-1]) * {"m": 1e6, "g": 1e9}[rate[-1]])
+
+
+main()

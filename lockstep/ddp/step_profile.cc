@@ -1,0 +1,121 @@
+#include "lockstep/ddp/step_profile.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/monotonic.h"
+#include "lockstep/base/telemetry/rank_page.h"
+
+namespace lockstep::ddp {
+namespace {
+
+// Peers may still need this process for the end of the last reduction.
+constexpr auto kBeforeExit = std::chrono::milliseconds(500);
+
+std::unique_ptr<c10::Event> record_event(at::Device device) {
+  auto event = std::make_unique<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
+}
+
+}  // namespace
+
+StepProfile* StepProfile::this_process() {
+  // Never destroyed: it holds tensors.
+  static StepProfile* const profile = [] {
+    auto request = base::profile_request();
+    if (!request) return static_cast<StepProfile*>(nullptr);
+    auto* const made = new StepProfile(request->steps, std::move(request->folder));
+    std::atexit([] {
+      StepProfile& recorded = *this_process();
+      const std::lock_guard lock(recorded.mutex_);
+      if (recorded.ends_ns_.size() > kWarmUpSteps + 1) recorded.write();
+    });
+    return made;
+  }();
+  return profile;
+}
+
+std::size_t StepProfile::add_model(int rank, int world_size, const std::vector<at::Tensor>& parameters) {
+  const std::lock_guard lock(mutex_);
+  rank_ = rank;
+  world_size_ = world_size;
+  Model& model = models_.emplace_back(Model{.parameters = parameters});
+  for (const at::Tensor& parameter : parameters) {
+    const std::int64_t rows = parameter.dim() > 1 ? parameter.size(0) : 1;
+    model.gradients.push_back({.bytes = static_cast<std::int64_t>(parameter.nbytes()),
+                               .rows = rows,
+                               .columns = rows > 0 ? parameter.numel() / rows : 0});
+  }
+  return models_.size() - 1;
+}
+
+void StepProfile::on_gradient(std::size_t model, std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  const at::Device device = models_[model].parameters[index].device();
+  models_[model].ready.push_back({index, base::monotonic_ns(), device.is_cpu() ? nullptr : record_event(device)});
+}
+
+void StepProfile::on_backward_end(std::size_t model_index) {
+  const std::lock_guard lock(mutex_);
+  Model& model = models_[model_index];
+  std::unique_ptr<c10::Event> end;
+  for (const Ready& ready : model.ready)
+    if (ready.event && !end) end = record_event(model.parameters[ready.index].device());
+  if (end) end->synchronize();
+  const std::int64_t now = base::monotonic_ns();
+  for (const Ready& ready : model.ready) {
+    if (!is_warm()) break;
+    Gradient& gradient = model.gradients[ready.index];
+    gradient.lead_s += ready.event ? ready.event->elapsedTime(*end) * 1e-3 : static_cast<double>(now - ready.ns) * 1e-9;
+    ++gradient.count;
+  }
+  model.passes += is_warm() && !model.ready.empty();
+  model.ready.clear();
+}
+
+void StepProfile::on_step_end(std::size_t model) {
+  const std::lock_guard lock(mutex_);
+  if (model != 0) return;
+  ends_ns_.push_back(base::monotonic_ns());
+  if (static_cast<int>(ends_ns_.size()) < 1 + kWarmUpSteps + steps_) return;
+  write();
+  std::this_thread::sleep_for(kBeforeExit);
+  base::telemetry::RankPage::this_process().has_left.store(1);
+  _exit(0);
+}
+
+void StepProfile::write() {
+  nlohmann::json steps = nlohmann::json::array(), models = nlohmann::json::array();
+  for (std::size_t i = kWarmUpSteps + 1; i < ends_ns_.size(); ++i)
+    steps.push_back(static_cast<double>(ends_ns_[i] - ends_ns_[i - 1]) * 1e-9);
+  for (const Model& model : models_) {
+    nlohmann::json gradients = nlohmann::json::array();
+    for (const Gradient& gradient : model.gradients)
+      if (gradient.count > 0)
+        gradients.push_back({{"bytes", gradient.bytes},
+                             {"rows", gradient.rows},
+                             {"columns", gradient.columns},
+                             {"lead_s", gradient.lead_s / gradient.count}});
+    if (model.passes > 0)
+      models.push_back({{"passes_per_step", static_cast<double>(model.passes) / static_cast<double>(steps.size())},
+                        {"gradients", std::move(gradients)}});
+  }
+  // Whoever reads the folder must not find a part of a file.
+  const std::string file = folder_ + "/" + std::to_string(rank_) + ".json";
+  std::ofstream(file + ".new") << nlohmann::json{
+      {"world_size", world_size_}, {"steps_s", std::move(steps)}, {"models", std::move(models)}};
+  std::rename((file + ".new").c_str(), file.c_str());
+}
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,67 @@
+// What `lockstep plan` learns from a program that it runs: the time of a step, and when each gradient is ready.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::ddp {
+
+/// Records the steps of this process's models. After kWarmUpSteps and the steps that LOCKSTEP_PROFILE asks for, of the
+/// first model, it writes the file FOLDER/RANK.json, which launch/predict/step_profile.h reads, and ends the process;
+/// if the program ends before that, it writes the file then. Every rank makes as many steps, so all of them end
+/// together. Thread-safe.
+class StepProfile {
+ public:
+  static constexpr int kWarmUpSteps = 5;
+
+  /// Null unless LOCKSTEP_PROFILE is set: "STEPS:FOLDER".
+  static StepProfile* this_process();
+
+  /// Returns the number of a model with these parameters, for the calls below.
+  std::size_t add_model(int rank, int world_size, const std::vector<at::Tensor>& parameters);
+  /// The gradient of parameter `index` has been computed, in a backward() that ends a step of the model.
+  void on_gradient(std::size_t model, std::size_t index);
+  /// That backward() has computed all gradients.
+  void on_backward_end(std::size_t model);
+  /// Its gradients are those of all ranks, or will be when the optimizer reads them. May end the process.
+  void on_step_end(std::size_t model);
+
+ private:
+  /// A gradient of the backward() that runs: when it was ready, by the clock, or by an event on its device.
+  struct Ready {
+    std::size_t index;
+    std::int64_t ns;
+    std::unique_ptr<c10::Event> event;
+  };
+  struct Gradient {
+    std::int64_t bytes = 0, rows = 0, columns = 0;
+    double lead_s = 0;  ///< sum of the times from then until the end of backward()
+    int count = 0;
+  };
+  struct Model {
+    std::vector<at::Tensor> parameters;
+    std::vector<Gradient> gradients;
+    std::vector<Ready> ready;
+    int passes = 0;  ///< after the warm-up
+  };
+
+  StepProfile(int steps, std::string folder) : steps_(steps), folder_(std::move(folder)) {}
+  bool is_warm() const { return ends_ns_.size() > kWarmUpSteps; }
+  void write();
+
+  const int steps_;
+  const std::string folder_;
+  std::mutex mutex_;  // guards the members below
+  int rank_ = 0, world_size_ = 1;
+  std::deque<Model> models_;
+  std::vector<std::int64_t> ends_ns_;  // of the steps of the first model
+};
+
+}  // namespace lockstep::ddp
