@@ -104,10 +104,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", required=True)
     parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--hosts", type=int, nargs="+", help="only the barrier, on so many hosts with 8 ranks each")
     args = parser.parse_args()
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        cluster = ssh_cluster.SshCluster(8, folder)
+        cluster = ssh_cluster.SshCluster(max(args.hosts or [8]), folder)
+        for hosts in args.hosts or []:
+            measure(args, cluster, "barrier", hosts, 8)
+        if args.hosts:
+            return
         measure(args, cluster, "true", 2, 2)
         measure(args, cluster, "barrier", 2, 2)
         measure(args, cluster, "barrier", 8, 4)

@@ -62,9 +62,10 @@ def main():
     while "runs" not in case:
         step()
     warm = case["every"] if "outer" in options else WARM
+    if world.rank == 0:
+        print("ready", flush=True)
     for steps in case["runs"]:
         if world.rank == 0:
-            print("ready", flush=True)
             sys.stdin.readline()
         for _ in range(warm):  # after the first step of the next interval, its round is complete
             step()

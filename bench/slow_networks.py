@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how long trainings take on a slow network, to the loss that PyTorch's DistributedDataParallel reaches.
 
-Two hosts with two ranks each, on network namespaces. A CPU computes slower than the GPUs of such hosts, so the link is
+Two hosts with two ranks each, or four with one, on network namespaces. A CPU computes slower than the GPUs of such hosts, so the link is
 slowed until an all-reduce over gloo takes RATIO times the computation of a step. Methods that exchange in every step do
 not depend on the link in what they compute: their losses come from a run without a limit, and the time of a step from a
 short run with it. The others run in full on the slow link.
@@ -38,6 +38,7 @@ PAYLOAD_BYTES = {
     "diloco int4": 136 / 256,
     "sparseloco": 116 / 4096,
 }
+OUTER_RATE = 0.6  # of lockstep.DiLoCo() with two hosts
 SETTLED = 40  # steps of a run that only measures times, after WARM ones
 WARM = 12
 
@@ -45,14 +46,14 @@ WARM = 12
 class Bench:
     def __init__(self, args, cluster):
         self.args, self.cluster = args, cluster
-        self.where = hosts_of_ranks(2, 2, "contiguous")
+        self.where = hosts_of_ranks(args.hosts, 4 // args.hosts, "contiguous")
 
     def run(self, method, seed, steps, rate, goal=0.0, least_steps=0):
         """Runs a training until its loss is `goal`, on links of `rate` bits per second (0: without a limit)."""
         args = self.args
         case = {
             "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every, "goal": goal,
-            "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data),
+            "outer_rate": OUTER_RATE, "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data),
             **CASES[args.model],
         }  # fmt: skip
         if rate:
@@ -96,6 +97,13 @@ class Bench:
             bound = 8 * payload / (0.955 * rate)
             row.update(bound_s=round(bound, 4), to_bound=round(seconds / bound, 3), bytes=round(crossed / 3))
             print(json.dumps(row), flush=True)
+
+    def beside_torchft(self):
+        """Validation losses of DiLoCo on two hosts with one rank each, beside torchft's with the same numbers."""
+        self.where = hosts_of_ranks(2, 1, "contiguous")
+        for seed in self.args.seeds:
+            for method in ("diloco", "torchft diloco"):
+                self.run(method, seed, self.args.steps, 0, least_steps=self.args.steps)
 
     def settle(self):
         """Returns the computation of a step and the rate at which an all-reduce takes `ratio` times as long."""
@@ -166,6 +174,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, default=HERE.parent.parent / "shared/data")
     parser.add_argument("--model", choices=sorted(CASES), default="gpt")
     parser.add_argument("--methods", nargs="*", choices=PER_STEP + ROUNDS, default=PER_STEP + ROUNDS)
+    parser.add_argument("--hosts", type=int, choices=(2, 4), default=2, help="hosts, with four ranks together")
     parser.add_argument("--rate", type=float, default=0, help="bits per second of the slow link; 0: by --ratio")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=1500, help="most steps until the loss hardly falls")
@@ -174,6 +183,9 @@ def main():
     parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
     parser.add_argument("--rounds", type=int, help="only measure rounds of a model with so many parameters, at --rate")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
+    parser.add_argument(
+        "--torchft", action="store_true", help="only compare losses with torchft, which is in --package"
+    )
     args = parser.parse_args()
     if args.evaluate_every % args.every:
         parser.error("--evaluate-every is no multiple of --every: with 'average', hosts differ between two averages")
@@ -182,9 +194,11 @@ def main():
     cluster_job.LIMIT_S = 7200
     os.environ.pop("LOCKSTEP_TRANSPORT", None)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, host_cluster.HostCluster(2, folder))
+        bench = Bench(args, host_cluster.HostCluster(args.hosts, folder))
         if args.rounds:
             bench.rounds(args.rounds, args.rate or 100e6)
+        elif args.torchft:
+            bench.beside_torchft()
         elif args.settle:
             print(json.dumps(dict(zip(("compute_s", "rate"), bench.settle(), strict=True))))
         else:

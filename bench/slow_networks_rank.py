@@ -26,6 +26,7 @@ OUTER = {
     "diloco int4": lockstep.DiLoCo(payload="int4"),
     "sparseloco": lockstep.SparseLoCo(),
 }
+TORCHFT_PORT = 29510  # of its lighthouse; its managers listen on those that follow
 METHODS = ["alone", "ddp", "ddp bfloat16", "ddp powersgd", "powersgd", *OUTER]
 
 
@@ -105,7 +106,7 @@ class Digits:
 
 def prepare(model, method, every, world):
     """Returns the model to call, and a function that calls another with the weights to evaluate."""
-    if method == "alone":
+    if method in ("alone", "torchft diloco"):
         return model, lambda body: body()
     if method.startswith("ddp"):
         # PowerSGD over gloo dies with two buckets: their callbacks start operations in another order on each rank.
@@ -123,6 +124,39 @@ def prepare(model, method, every, world):
     ddp = lockstep.DistributedDataParallel(model, world, average_hosts_every=every, outer=outer)
     model.lockstep_ddp = [ddp]  # kept; a list is no module
     return model, ddp.with_global_copy if outer else lambda body: body()
+
+
+def start_torchft(model, optimizer, every, rate):
+    """Lets torchft's DiLoCo follow the optimizer, on one rank per host, with the outer rate of ours. Its replicas meet
+    at the first one's lighthouse. Returns what must be kept."""
+    import os
+    from datetime import timedelta
+
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo
+    from torchft.manager import Manager
+    from torchft.process_group import ProcessGroupGloo
+
+    rank, hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    first = os.environ["MASTER_ADDR"]
+    lighthouse = LighthouseServer(f"{first}:{TORCHFT_PORT}", min_replicas=hosts) if rank == 0 else None
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),
+        min_replica_size=hosts,
+        load_state_dict=model.load_state_dict,
+        state_dict=model.state_dict,
+        replica_id=str(rank),
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        rank=0,
+        world_size=1,
+        lighthouse_addr=f"http://{first}:{TORCHFT_PORT}",
+        port=TORCHFT_PORT + 1 + rank,
+        use_async_quorum=False,
+    )
+    outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
+    return DiLoCo(manager, [model], optimizer, outer, sync_every=every).__enter__(), manager, store, lighthouse
 
 
 def measure_rounds(case):
@@ -159,7 +193,7 @@ def main():
         return measure_rounds(case)
     data = (Text if case["model"] == "gpt" else Digits)(pathlib.Path(case["data"]))
     world = None
-    if case["method"].startswith("ddp"):
+    if case["method"].startswith(("ddp", "torchft")):
         dist.init_process_group("gloo")
         rank = dist.get_rank()
     else:
@@ -169,6 +203,9 @@ def main():
     model = data.make_model()
     called, with_weights = prepare(model, case["method"], case["every"], world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=case["learning_rate"], weight_decay=0.1)
+    torchft = None
+    if case["method"] == "torchft diloco":
+        torchft = start_torchft(model, optimizer, case["every"], case["outer_rate"])
     generator = torch.Generator().manual_seed(1000 * case["seed"] + rank)
     validation = data.validation()
 
@@ -197,8 +234,11 @@ def main():
     if rank == 0:
         parameters = sum(p.numel() for p in model.parameters())
         print(json.dumps({"parameters": parameters, "seconds": seconds, "points": points}), flush=True)
+    if torchft:
+        torchft[1].shutdown(wait=False)
     if not world:
         dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -74,7 +74,7 @@ struct Env : EnvReader {
   Value lockstep_job = text("LOCKSTEP_JOB");                            ///< identifies the job to its store
   Value lockstep_generation = text("LOCKSTEP_GENERATION");  ///< how many times the launcher has started this job before
   Value lockstep_page = text("LOCKSTEP_PAGE");  ///< descriptor of the shared memory with this rank's page (rank_page.h)
-  Value lockstep_profile = text("LOCKSTEP_PROFILE");  ///< set by `lockstep plan`: what to record, STEPS:FOLDER
+  Value lockstep_profile = text("LOCKSTEP_PROFILE");    ///< set by `lockstep plan`: what to record, STEPS:FOLDER
   Value lockstep_terminal = text("LOCKSTEP_TERMINAL");  ///< columns that a rank's line may use on the terminal
 
   // Set by a user.
@@ -171,7 +171,8 @@ struct Env : EnvReader {
   static const Env& this_process();
 };
 
-/// What `lockstep plan` asks a program that it runs for: to record so many steps and to write files only below `folder`.
+/// What `lockstep plan` asks of a program that it runs: to record so many steps, and to write files only below
+/// `folder`.
 struct ProfileRequest {
   int steps = 0;
   std::string folder;

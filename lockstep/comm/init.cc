@@ -233,7 +233,10 @@ void open_world(World& world, const Settings& settings, bool on_gpu, Deadline de
   world.cross_host_transport = choice.cross_host;
   if (on_gpu) select_gpu(world, settings.device);
   prepare_transport(world, settings.transport, deadline);
-  if (settings.arena.value_or(world.transport == "shm" || world.transport == "hierarchy")) arena::install_arena();
+  // Under `lockstep plan`, a single rank stands for one of several, each on a host of its own, which would have an
+  // arena.
+  const bool has_peers = world.transport == "shm" || world.transport == "hierarchy" || base::profile_request();
+  if (settings.arena.value_or(has_peers)) arena::install_arena();
   log_world(world, choice.reason);
 }
 

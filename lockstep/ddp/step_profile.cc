@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,14 @@ namespace {
 
 // Peers may still need this process for the end of the last reduction.
 constexpr auto kBeforeExit = std::chrono::milliseconds(500);
+
+constexpr double kMostSteps = 1000;
+
+/// Whoever reads the file finds all of it.
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream(path + ".new") << text;
+  std::rename((path + ".new").c_str(), path.c_str());
+}
 
 std::unique_ptr<c10::Event> record_event(at::Device device) {
   auto event = std::make_unique<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
@@ -88,11 +97,26 @@ void StepProfile::on_step_end(std::size_t model) {
   const std::lock_guard lock(mutex_);
   if (model != 0) return;
   ends_ns_.push_back(base::monotonic_ns());
-  if (static_cast<int>(ends_ns_.size()) < 1 + kWarmUpSteps + steps_) return;
+  if (!has_agreed_) agree_on_steps();
+  if (!has_agreed_ || static_cast<int>(ends_ns_.size()) < 1 + kWarmUpSteps + steps_) return;
   write();
   std::this_thread::sleep_for(kBeforeExit);
   base::telemetry::RankPage::this_process().has_left.store(1);
   _exit(0);
+}
+
+void StepProfile::agree_on_steps() {
+  const auto recorded = static_cast<int>(ends_ns_.size()) - 1 - kWarmUpSteps;
+  const std::string file = folder_ + "/steps";
+  if (rank_ == 0 && recorded == 1) {
+    const double step_s = static_cast<double>(ends_ns_.back() - ends_ns_.front()) * 1e-9 / kWarmUpSteps;
+    steps_ = static_cast<int>(std::max<double>(steps_, std::min(kLeastS / step_s, kMostSteps)));
+    write_file(file, std::to_string(steps_));
+    has_agreed_ = true;
+  } else if (rank_ != 0 && recorded > 1) {  // rank 0 has written the file before this rank could end this step
+    std::ifstream in(file);
+    has_agreed_ = static_cast<bool>(in >> steps_);
+  }
 }
 
 void StepProfile::write() {
@@ -111,11 +135,9 @@ void StepProfile::write() {
       models.push_back({{"passes_per_step", static_cast<double>(model.passes) / static_cast<double>(steps.size())},
                         {"gradients", std::move(gradients)}});
   }
-  // Whoever reads the folder must not find a part of a file.
-  const std::string file = folder_ + "/" + std::to_string(rank_) + ".json";
-  std::ofstream(file + ".new") << nlohmann::json{
+  const nlohmann::json profile = {
       {"world_size", world_size_}, {"steps_s", std::move(steps)}, {"models", std::move(models)}};
-  std::rename((file + ".new").c_str(), file.c_str());
+  write_file(folder_ + "/" + std::to_string(rank_) + ".json", profile.dump());
 }
 
 }  // namespace lockstep::ddp

@@ -14,12 +14,14 @@
 namespace lockstep::ddp {
 
 /// Records the steps of this process's models. After kWarmUpSteps and the steps that LOCKSTEP_PROFILE asks for, of the
-/// first model, it writes the file FOLDER/RANK.json, which launch/predict/step_profile.h reads, and ends the process;
-/// if the program ends before that, it writes the file then. Every rank makes as many steps, so all of them end
+/// first model, or more if these take less than kLeastS, it writes the file FOLDER/RANK.json, which
+/// launch/predict/host_profile.h reads, and ends the process; if the program ends before that, it writes the file
+/// then. Every rank makes as many steps as rank 0, which writes their number to FOLDER/steps, so all of them end
 /// together. Thread-safe.
 class StepProfile {
  public:
   static constexpr int kWarmUpSteps = 5;
+  static constexpr double kLeastS = 3;
 
   /// Null unless LOCKSTEP_PROFILE is set: "STEPS:FOLDER".
   static StepProfile* this_process();
@@ -53,13 +55,15 @@ class StepProfile {
   };
 
   StepProfile(int steps, std::string folder) : steps_(steps), folder_(std::move(folder)) {}
+  void agree_on_steps();
   bool is_warm() const { return ends_ns_.size() > kWarmUpSteps; }
   void write();
 
-  const int steps_;
+  int steps_;  // until has_agreed_, the least number
   const std::string folder_;
   std::mutex mutex_;  // guards the members below
   int rank_ = 0, world_size_ = 1;
+  bool has_agreed_ = false;
   std::deque<Model> models_;
   std::vector<std::int64_t> ends_ns_;  // of the steps of the first model
 };

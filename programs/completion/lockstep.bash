@@ -55,6 +55,18 @@ $_lockstep_host_options
 --report
 "
 
+_lockstep_plan_options='
+-h --help
+-n --ranks --ranks-per-node value
+--gpus value
+--steps value
+--nodes value
+--link value
+--latency value
+--every value
+--json
+'
+
 _lockstep_submit_options='
 -h --help
 -N --nodes value
@@ -204,13 +216,13 @@ _lockstep_find_program() {
 _lockstep_complete() {
   local current=${words[${#words[@]}-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
   if ((last == 1)); then
-    compgen -W 'run submit doctor status bench build help --help --version' -- "$current"
+    compgen -W 'run submit doctor plan status bench build help --help --version' -- "$current"
     return
   fi
   case $command in
-    run | submit | doctor | status | bench | build) ;;
+    run | submit | doctor | plan | status | bench | build) ;;
     help)
-      ((last == 2)) && compgen -W 'run submit doctor status bench build' -- "$current"
+      ((last == 2)) && compgen -W 'run submit doctor plan status bench build' -- "$current"
       return
       ;;
     *) return ;;
@@ -219,7 +231,7 @@ _lockstep_complete() {
     compgen -W 'all-reduce step launch memory arena --help' -- "$current"
     return
   fi
-  if [[ $command == run || $command == submit || $command == doctor ]]; then
+  if [[ $command =~ ^(run|submit|doctor|plan)$ ]]; then
     _lockstep_find_program "$command"
     if ((program_index > 0 && program_index < last)); then
       compgen -f -- "$current"
@@ -240,7 +252,7 @@ _lockstep_complete() {
     _lockstep_option_names "$command" | while read -r value; do
       [[ $value == "$current"* ]] && echo "$value"
     done
-  elif [[ $command == run || $command == submit || $command == doctor ]]; then
+  elif [[ $command =~ ^(run|submit|doctor|plan)$ ]]; then
     _lockstep_programs "$current"
   fi
 }
@@ -250,7 +262,7 @@ _lockstep_completes_files() {
   local current=${words[${#words[@]}-1]} last=$((${#words[@]} - 1)) command=${words[1]} value program_index
   ((last > 1)) || return 1
   case $command in
-    run | submit | doctor)
+    run | submit | doctor | plan)
       _lockstep_find_program "$command"
       ((program_index > 0 && program_index < last)) && return 0
       ;;
@@ -261,7 +273,7 @@ _lockstep_completes_files() {
     value=$(_lockstep_option_value "$command" "${current%%=*}")
   else
     value=$(_lockstep_option_value "$command" "${words[last - 1]}")
-    [[ -z $value && $current != -* && $command =~ ^(run|submit|doctor)$ ]] && return 0
+    [[ -z $value && $current != -* && $command =~ ^(run|submit|doctor|plan)$ ]] && return 0
   fi
   [[ $value == file || $value == directory || $value == program ]]
 }

@@ -110,8 +110,8 @@ class HostCluster:
             )
             subprocess.run(["ip", "-n", f"h{host}", "-batch", "-"], input=others, text=True, check=True)
 
-    def shape(self, rate, hosts=None):
-        """Limits the rate at which each host sends and receives."""
+    def shape(self, rate, hosts=None, burst="256kb"):
+        """Limits the rate at which each host sends and receives; after a pause, `burst` passes at once."""
         for namespace, device in self.link_ends(hosts):
             sh(
                 "tc",
@@ -126,7 +126,7 @@ class HostCluster:
                 "rate",
                 rate,
                 "burst",
-                "256kb",
+                burst,
                 "latency",
                 "20ms",
             )

@@ -314,8 +314,9 @@ CommandLine parse_plan(std::vector<std::string> words) {
                "ranks of each host, all of which run on this one (default: one per GPU, else one per core)");
   table.option("--gpus", options.gpus, text("LIST", is_gpu_list, "numbers or UUIDs of GPUs, separated by commas"),
                "GPUs that ranks may use, as in lockstep run");
-  table.option("--steps", options.steps, integer(3, 100000),
-               "steps to record, after 5 that are not (default {default})");
+  table.option(
+      "--steps", options.steps, integer(3, 100000),
+      "least number of steps to record, after 5 that are not; more if they take less than 3 s (default {default})");
   table.group("Clusters", "lockstep plan --nodes 2,4,8,128 --link 100m,1g,10g,100g --latency 50us -- ./train");
   table.option(
       "--nodes", options.nodes,

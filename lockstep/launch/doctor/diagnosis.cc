@@ -308,7 +308,7 @@ void add_network_cost(const DoctorFacts& doctor_facts, std::vector<Finding>& fin
       {"all", "network", slow ? Severity::kWarn : Severity::kOk,
        cost_text(doctor_facts.hosts.size(), doctor_facts.model_bytes, slowest, std::isinf(copy) ? 0 : copy),
        slow ? "use a faster network; DdpOptions.average_hosts_every = 8 sends an eighth of the bytes, "
-              "DdpOptions.wire_dtype = at::kBFloat16 half"
+              "DdpOptions.wire_dtype = at::kBFloat16 half; lockstep plan -- PROGRAM predicts the steps of each"
             : ""});
 }
 

@@ -16,8 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/launch/plan/host_info.h"
-#include "lockstep/launch/predict/host_costs.h"
-#include "lockstep/launch/predict/profile_files.h"
+#include "lockstep/launch/predict/host_profile.h"
 #include "lockstep/launch/predict/step_model.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
@@ -94,6 +93,7 @@ int run_program(const cli::PlanOptions& options, const Folder& folder, const fs:
   child.out = child.err = output.get();
   const pid_t pid = process::spawn(child);
   int status = 0;
+  // bounded: by the program, as under `lockstep run`, whose limits hold; Ctrl-C ends this process and that one
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -137,7 +137,7 @@ struct Cell {
   }
 };
 
-std::vector<Cell> predict_all(const StepProfile& profile, const HostCosts& costs, const cli::PlanOptions& options) {
+std::vector<Cell> predict_all(const HostProfile& profile, const HostCosts& costs, const cli::PlanOptions& options) {
   std::vector<Cell> cells;
   for (const double link : options.links)
     for (const int hosts : options.nodes) {
@@ -195,7 +195,7 @@ std::string limits(const std::vector<Cell>& cells) {
   return text;
 }
 
-std::string json_text(const StepProfile& profile, const HostCosts& costs, const std::vector<Cell>& cells) {
+std::string json_text(const HostProfile& profile, const HostCosts& costs, const std::vector<Cell>& cells) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const Cell& cell : cells)
     for (std::size_t i = 0; i < cell.methods.size(); ++i) {
@@ -235,7 +235,7 @@ int plan(const cli::PlanOptions& options) {
   if (files.empty())
     throw base::Error(base::Cause::kBadArg, "lockstep plan: no rank has made steps of training that can be read",
                       "it needs a DistributedDataParallel of Lockstep or of torch, and more than 6 steps");
-  const StepProfile profile = parse_profiles(files);
+  const HostProfile profile = parse_profiles(files);
   HostCosts costs = measure_host_costs();
   costs.shares_cores = plan::usable_cores(plan::collect_host_info()) <= profile.ranks;
   const std::vector<Cell> cells = predict_all(profile, costs, options);

@@ -35,7 +35,7 @@ double average_of(const std::vector<double>& values) {
 /// Bytes that each host sends, and receives, for an all-reduce of `bytes`.
 double reduced_bytes(double bytes, int hosts) { return 2 * bytes * (hosts - 1) / hosts; }
 
-double num_parameters(const StepProfile::Model& model) {
+double num_parameters(const HostProfile::Model& model) {
   double number = 0;
   for (const Gradient& gradient : model.gradients) number += gradient.rows * gradient.columns;
   return number;
@@ -56,7 +56,7 @@ struct Exchange {
 };
 
 /// Replays the buckets of one backward(), whose end is at time 0.
-Exchange replay(const StepProfile& profile, const StepProfile::Model& model, const HostCosts& costs,
+Exchange replay(const HostProfile& profile, const HostProfile::Model& model, const HostCosts& costs,
                 const Cluster& cluster, Method method) {
   Exchange exchange;
   double free_at = -1e9, sent = 0, capacity = kFirstBucketBytes, full = 0;
@@ -86,9 +86,9 @@ Exchange replay(const StepProfile& profile, const StepProfile::Model& model, con
 }
 
 /// What a round of a method for slow networks takes.
-Exchange round(const StepProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method) {
+Exchange round(const HostProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method) {
   Exchange exchange;
-  for (const StepProfile::Model& model : profile.models) {
+  for (const HostProfile::Model& model : profile.models) {
     const double parameters = num_parameters(model);
     const bool sparse = method == Method::kSparseLoCo;
     const double bytes = sparse
@@ -125,22 +125,13 @@ double slowest_of(const std::vector<double>& steps, int hosts, int every, std::m
 
 }  // namespace
 
-double mean_step_s(const StepProfile& profile) { return average_of(profile.steps_s); }
-
-double gradient_bytes(const StepProfile& profile) {
-  double bytes = 0;
-  for (const StepProfile::Model& model : profile.models)
-    for (const Gradient& gradient : model.gradients) bytes += gradient.bytes * model.passes_per_step;
-  return bytes;
-}
-
-Prediction predict_step(const StepProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method,
+Prediction predict_step(const HostProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method,
                         int every) {
   Prediction prediction;
   const int interval = exchanges_each_step(method) ? 1 : every;
   if (cluster.hosts > 1) {
     if (interval == 1 && exchanges_each_step(method)) {
-      for (const StepProfile::Model& model : profile.models) {
+      for (const HostProfile::Model& model : profile.models) {
         const Exchange exchange = replay(profile, model, costs, cluster, method);
         prediction.exposed_s += exchange.exposed_s * model.passes_per_step;
         prediction.bytes += exchange.bytes * model.passes_per_step;

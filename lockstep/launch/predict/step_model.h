@@ -1,35 +1,9 @@
 // Predicts the time of a training step on other clusters from the steps of one host. Pure functions.
 #pragma once
 
-#include <string>
-#include <vector>
+#include "lockstep/launch/predict/host_profile.h"
 
 namespace lockstep::launcher::predict {
-
-/// A gradient, in the order in which backward() computes them.
-struct Gradient {
-  double bytes = 0;              ///< of its parameter, in the parameter's dtype
-  double rows = 0, columns = 0;  ///< of the parameter as a matrix: its first dimension, and the product of the others
-  double lead_s = 0;             ///< from the time when it is ready to the end of backward()
-};
-
-/// The steps of a program on one host. The ranks of this host make them together.
-struct StepProfile {
-  int ranks = 1;
-  std::vector<double> steps_s;  ///< duration of each step, with what the host's ranks exchange in it
-  struct Model {
-    double passes_per_step = 1;  ///< backward() calls that average its gradients
-    std::vector<Gradient> gradients;
-  };
-  std::vector<Model> models;
-};
-
-/// What an exchange costs on this host.
-struct HostCosts {
-  double wire_s_per_byte = 0;    ///< CPU time to send one byte and to receive one
-  double memory_s_per_byte = 0;  ///< CPU time to copy one byte in memory
-  bool shares_cores = true;      ///< ranks have no core left for the exchange
-};
 
 /// Hosts with equal links to one switch that is never the limit.
 struct Cluster {
@@ -74,11 +48,7 @@ struct Prediction {
 ///
 /// The interval holds 90 % of the means that resampled steps give (Efron's bootstrap), and a part of the time for what
 /// the model leaves out, which grows beyond the four hosts with which it was compared.
-Prediction predict_step(const StepProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method,
+Prediction predict_step(const HostProfile& profile, const HostCosts& costs, const Cluster& cluster, Method method,
                         int every);
-
-/// The mean of the recorded steps: what one host does.
-double mean_step_s(const StepProfile& profile);
-double gradient_bytes(const StepProfile& profile);
 
 }  // namespace lockstep::launcher::predict

@@ -1,5 +1,5 @@
-"""Records the steps of a program with torch's DistributedDataParallel for `lockstep plan`, as lockstep/ddp/step_profile.h
-does for Lockstep's. Imported only under `lockstep plan`, while torch is imported."""
+"""Records the steps of a program with torch's DistributedDataParallel for `lockstep plan`, as
+lockstep/ddp/step_profile.h does for Lockstep's. Imported only under `lockstep plan`, while torch is imported."""
 
 import atexit
 import functools
@@ -8,6 +8,7 @@ import os
 import time
 
 _WARM_UP_STEPS = 5
+_LEAST_S, _MOST_STEPS = 3, 1000
 _BEFORE_EXIT_S = 0.5  # peers may still need this process for the end of the last reduction
 _recorder = None
 
@@ -38,6 +39,13 @@ def wrap(module):
     module.DistributedDataParallel.__init__ = __init__
 
 
+def _write(path, text):
+    """Whoever reads the file finds all of it."""
+    with open(path + ".new", "w") as out:
+        out.write(text)
+    os.replace(path + ".new", path)
+
+
 class _Model:
     def __init__(self, ddp):
         self.ddp = ddp
@@ -63,7 +71,9 @@ class _Model:
 
 class _Recorder:
     def __init__(self, steps, folder):
-        self.steps, self.folder = steps, folder
+        self.steps, self.folder = steps, folder  # until has_agreed, the least number
+        self.rank = os.environ.get("RANK", "0")
+        self.has_agreed = False
         self.models = []
         self.ends = []  # of the backward() calls of the first model
         atexit.register(self.write)
@@ -82,7 +92,7 @@ class _Recorder:
         if not model.ddp.require_backward_grad_sync:
             return
         if not model.ready:
-            if model is self.models[0] and len(self.ends) > _WARM_UP_STEPS + self.steps:
+            if model is self.models[0] and self.has_agreed and len(self.ends) > _WARM_UP_STEPS + self.steps:
                 self.write()
                 time.sleep(_BEFORE_EXIT_S)
                 os._exit(0)
@@ -110,6 +120,22 @@ class _Recorder:
         model.ready = []
         if model is self.models[0]:
             self.ends.append(now)
+            if not self.has_agreed:
+                self.agree_on_steps()
+
+    def agree_on_steps(self):
+        """Rank 0 chooses the number, so that the steps take _LEAST_S, and the others read it."""
+        recorded = len(self.ends) - 1 - _WARM_UP_STEPS
+        file = os.path.join(self.folder, "steps")
+        if self.rank == "0" and recorded == 1:
+            step_s = (self.ends[-1] - self.ends[0]) / _WARM_UP_STEPS
+            self.steps = max(self.steps, min(int(_LEAST_S / step_s), _MOST_STEPS))
+            _write(file, str(self.steps))
+            self.has_agreed = True
+        elif self.rank != "0" and recorded > 2 and os.path.exists(file):
+            with open(file) as chosen:
+                self.steps = int(chosen.read())
+            self.has_agreed = True
 
     def write(self):
         ends = self.ends[_WARM_UP_STEPS:]
@@ -118,7 +144,5 @@ class _Recorder:
             return
         models = [model.describe(len(times)) for model in self.models if model.passes]
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        file = os.path.join(self.folder, os.environ.get("RANK", "0") + ".json")
-        with open(file + ".new", "w") as out:
-            json.dump({"world_size": world_size, "steps_s": times, "models": models}, out)
-        os.replace(file + ".new", file)
+        text = json.dumps({"world_size": world_size, "steps_s": times, "models": models})
+        _write(os.path.join(self.folder, self.rank + ".json"), text)
