@@ -2,7 +2,8 @@
 """Compares `lockstep plan` with measurements: steps on 2 and 4 hosts, for links of several rates, models and methods.
 
 The hosts are network namespaces. Each has one core, or half of one, and one rank. The prediction comes first, from one
-host, whose share of the machine is as large as in the cluster, because the others are busy with the same model. Prints
+host, whose share of the machine is as large as in the cluster, because the others are busy with the same model, and from
+the rate at which bytes pass over the links. Prints
 a line of JSON for each cell, and a summary: how many cells are within 10 %, how many intervals hold the measurement,
 and the same for the cells in which the network is the limit, and for models and rates that the model's constants were
 not chosen with (HELD_OUT). Removes everything it creates; exits with 77 without root.
@@ -46,7 +47,48 @@ def rank_words(args, model, method, **case):
     return [args.python, str(HERE / "plan_rank.py"), json.dumps(case)]
 
 
-def predict(args, hosts, model):
+# A host sends to the other one, and receives from it, as long as the time in argv; prints the bytes per second.
+EXCHANGE = """\
+import socket, sys, threading, time
+own, peer, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+listener = socket.create_server((own, 7777))
+def send():
+    end_of_tries = time.monotonic() + 10
+    while True:
+        try:
+            sock = socket.create_connection((peer, 7777))
+            break
+        except OSError:
+            if time.monotonic() > end_of_tries:
+                raise
+            time.sleep(0.1)
+    data, end = bytes(1 << 18), time.monotonic() + seconds
+    while time.monotonic() < end:
+        sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+sock, got = listener.accept()[0], 0
+begin = time.monotonic()
+while data := sock.recv(1 << 18):
+    got += len(data)
+print(got / (time.monotonic() - begin))
+"""
+
+
+def wire_rate(args, cluster, rate):
+    """The --link with whose payload, 0.955 of it, two hosts send each other bytes by TCP at the same time."""
+    cluster.shape(f"{rate}bit", [1, 2], BURST[rate])
+    ends = [[f"{host_cluster.SUBNET}{host}" for host in pair] for pair in ((1, 2), (2, 1))]
+    programs = [
+        cluster.start(host, [args.python, "-c", EXCHANGE, *addresses, "3"], stdout=subprocess.PIPE, text=True)
+        for host, addresses in enumerate(ends, start=1)
+    ]
+    payload = min(float(program.communicate(timeout=60)[0]) for program in programs)
+    cluster.unshape([1, 2])
+    return f"{8e-6 * payload / 0.955:.1f}m"
+
+
+def predict(args, hosts, model, links):
     """The output of `lockstep plan` on one host, while the others of the machine train the same model alone."""
     env = {**os.environ, "PYTHONPATH": args.package, "LOCKSTEP_LOG": "quiet", "OMP_NUM_THREADS": "1"}
     cores = os.cpu_count()
@@ -56,6 +98,7 @@ def predict(args, hosts, model):
             env=env,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # as the rank has: the kernel shares cores between sessions
         )
         for host in range(1, hosts)
     ]
@@ -72,7 +115,7 @@ def predict(args, hosts, model):
             "--nodes",
             str(hosts),
             "--link",
-            ",".join(RATES),
+            ",".join(links),
         ]
         words += ["--every", str(EVERY), "--latency", "50us", "--json", "--", *rank_words(args, model, "float32")]
         done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -127,10 +170,12 @@ def main():
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         cluster = host_cluster.HostCluster(max(args.hosts), folder)
+        links = [wire_rate(args, cluster, rate) for rate in RATES]
+        print(json.dumps({"what": "links", **dict(zip(RATES, links, strict=True))}), flush=True)
         for hosts in args.hosts:
             for model in args.models:
                 for method in args.methods:
-                    plan = predict(args, hosts, model)
+                    plan = predict(args, hosts, model, links)
                     rate_of = dict(zip(dict.fromkeys(p["bits_per_s"] for p in plan["predictions"]), RATES))
                     told = {(p["method"], rate_of[p["bits_per_s"]]): p for p in plan["predictions"]}
                     alone = sum(plan["steps_s"]) / len(plan["steps_s"])

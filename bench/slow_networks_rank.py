@@ -130,6 +130,7 @@ def start_torchft(model, optimizer, every, rate):
     """Lets torchft's DiLoCo follow the optimizer, on one rank per host, with the outer rate of ours. Its replicas meet
     at the first one's lighthouse. Returns what must be kept."""
     import os
+    import socket
     from datetime import timedelta
 
     from torchft.coordination import LighthouseServer
@@ -139,21 +140,26 @@ def start_torchft(model, optimizer, every, rate):
 
     rank, hosts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     first = os.environ["MASTER_ADDR"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to_first:
+        to_first.connect((first, TORCHFT_PORT))  # sends nothing
+        own = to_first.getsockname()[0]
     lighthouse = LighthouseServer(f"{first}:{TORCHFT_PORT}", min_replicas=hosts) if rank == 0 else None
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    store = dist.TCPStore(own, 0, is_master=True)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),
         min_replica_size=hosts,
         load_state_dict=model.load_state_dict,
         state_dict=model.state_dict,
         replica_id=str(rank),
-        store_addr="127.0.0.1",
+        store_addr=own,
         store_port=store.port,
         rank=0,
         world_size=1,
         lighthouse_addr=f"http://{first}:{TORCHFT_PORT}",
         port=TORCHFT_PORT + 1 + rank,
+        hostname=own,
         use_async_quorum=False,
+        init_sync=False,  # all begin with the same parameters
     )
     outer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
     return DiLoCo(manager, [model], optimizer, outer, sync_every=every).__enter__(), manager, store, lighthouse

@@ -36,6 +36,12 @@ BASELINES=(
   # For bench/trainer.py, together with the torch of .deps/python and with .deps/tensorboard.
   "lightning --no-deps pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm pyyaml fsspec "\
 "packaging"
+  # For bench/slow_networks.py --torchft, together with the torch of .deps/python.
+  "torchft --no-deps torchft==0.2.0 opentelemetry-exporter-otlp-proto-http==1.45.2 opentelemetry-sdk==1.45.2 "\
+"certifi charset-normalizer googleapis-common-protos idna importlib_metadata opentelemetry-api "\
+"opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common "\
+"opentelemetry-exporter-otlp-proto-common opentelemetry-proto opentelemetry-semantic-conventions protobuf "\
+"requests typing_extensions urllib3 zipp"
 )
 
 say() { printf 'setup: %s\n' "$*" >&2; }
