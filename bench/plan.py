@@ -2,11 +2,11 @@
 """Compares `lockstep plan` with measurements: steps on 2 and 4 hosts, for links of several rates, models and methods.
 
 The hosts are network namespaces. Each has one core, or half of one, and one rank. The prediction comes first, from one
-host, whose share of the machine is as large as in the cluster, because the others are busy with the same model, and from
-the rate at which bytes pass over the links. Prints
-a line of JSON for each cell, and a summary: how many cells are within 10 %, how many intervals hold the measurement,
-and the same for the cells in which the network is the limit, and for models and rates that the model's constants were
-not chosen with (HELD_OUT). Removes everything it creates; exits with 77 without root.
+host, whose share of the machine is as large as in the cluster, because the others are busy with the same model, and
+from the rate at which bytes pass over the links. Prints a line of JSON for each cell, and a summary: how many cells are
+within 10 %, how many intervals hold the measurement, and the same for the cells in which the network is the limit, and
+for models and rates that the model's constants were not chosen with (HELD_OUT). Removes everything it creates; exits
+with 77 without root.
 """
 
 import argparse
@@ -187,8 +187,9 @@ def main():
                         cells.append({
                             "what": "cell", "hosts": hosts, "rate": rate, "model": model, "method": method,
                             "alone_s": round(alone, 5), "predicted_s": round(one["step_s"], 5),
-                            "measured_s": round(seconds, 5), "error": round(one["step_s"] / seconds - 1, 4), "low_s": round(one["low_s"], 5),
-                            "high_s": round(one["high_s"], 5), "waits": round(one["waits_s"] / one["step_s"], 3),
+                            "measured_s": round(seconds, 5), "error": round(one["step_s"] / seconds - 1, 4),
+                            "low_s": round(one["low_s"], 5), "high_s": round(one["high_s"], 5),
+                            "waits": round(one["waits_s"] / one["step_s"], 3),
                         })  # fmt: skip
                         print(json.dumps(cells[-1]), flush=True)
     summarize("all", cells)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures how long trainings take on a slow network, to the loss that PyTorch's DistributedDataParallel reaches.
 
-Two hosts with two ranks each, or four with one, on network namespaces. A CPU computes slower than the GPUs of such hosts, so the link is
-slowed until an all-reduce over gloo takes RATIO times the computation of a step. Methods that exchange in every step do
-not depend on the link in what they compute: their losses come from a run without a limit, and the time of a step from a
-short run with it. The others run in full on the slow link.
+Two hosts with two ranks each, or four with one, on network namespaces. A CPU computes slower than the GPUs of such
+hosts, so the link is slowed until an all-reduce over gloo takes RATIO times the computation of a step. Methods that
+exchange in every step do not depend on the link in what they compute: their losses come from a run without a limit, and
+the time of a step from a short run with it. The others run in full on the slow link.
 
 Prints a line of JSON for each run, and for each method a line with wall time, steps and bytes (of the busier direction
 of a host's link) to the loss. Removes everything it creates; exits with 77 without root.
@@ -53,7 +53,8 @@ class Bench:
         args = self.args
         case = {
             "model": args.model, "method": method, "seed": seed, "steps": steps, "every": args.every, "goal": goal,
-            "outer_rate": OUTER_RATE, "least_steps": least_steps, "evaluate_every": args.evaluate_every, "data": str(args.data),
+            "least_steps": least_steps, "outer_rate": OUTER_RATE,
+            "evaluate_every": args.evaluate_every, "data": str(args.data),
             **CASES[args.model],
         }  # fmt: skip
         if rate:

@@ -19,8 +19,7 @@ def lockstep(folder, *words):
         [os.environ["LOCKSTEP_PROGRAM"], *map(str, words)],
         cwd=folder,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=120,
     )

@@ -35,7 +35,7 @@ const char* const kUsage =
     "  run        start N ranks of a program on one or several hosts; end all of them when one fails\n"
     "  submit     write a SLURM batch script that runs a program with lockstep run, and submit it\n"
     "  doctor     check each host for problems before anything is started\n"
-    "  plan       predict the steps of a program on several hosts, by running it on this one for some steps\n"
+    "  plan       predict the steps of a program on several hosts, from some steps on this one\n"
     "  status     print the ranks of the jobs on this host: progress, CPU, memory and current operation\n"
     "  bench      measure this machine: Lockstep compared with Gloo, MPI and PyTorch\n"
     "  build      compile the Python package's extension for a torch or CPython that the wheel lacks\n"

@@ -37,9 +37,9 @@ TEST(StepModel, GradientsThatAreReadyAtTheEndAddTheTimeOfTheirBytes) {
 
 TEST(StepModel, OneHostTakesItsOwnTime) {
   const Prediction one = predict(profile_of({{40, 0}}), 1, Method::kFloat32);
-  EXPECT_DOUBLE_EQ(one.step_s, 0.3);
-  EXPECT_DOUBLE_EQ(one.low_s, 0.3);
-  EXPECT_DOUBLE_EQ(one.high_s, 0.3);
+  EXPECT_NEAR(one.step_s, 0.3, 1e-12);
+  EXPECT_NEAR(one.low_s, 0.3, 1e-12);
+  EXPECT_NEAR(one.high_s, 0.3, 1e-12);
   EXPECT_DOUBLE_EQ(one.bytes, 0);
 }
 
