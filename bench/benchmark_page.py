@@ -1,5 +1,7 @@
 """Writes docs/benchmarks.md from the JSON lines of `lockstep bench`."""
 
+import re
+
 import plots
 
 DESCRIPTIONS = {
@@ -131,18 +133,29 @@ def other_times(lines):
             yield from table(comparison)
 
 
+MEMORY_TITLES = {
+    "memory": "## Memory: sum of the ranks' proportional set sizes",
+    "arena_growth": "## Growth of the arena with varying batch sizes",
+}
+
+
 def memory(lines):
-    titles = {
-        "memory": "## Memory: sum of the ranks' proportional set sizes",
-        "arena_growth": "## Growth of the arena with varying batch sizes",
-    }
-    for what, title in titles.items():
+    for what, title in MEMORY_TITLES.items():
         for comparison in groups(lines, what):
             first = comparison[0]
             yield f"\n{title}\n\n{ranks_text(first['ranks'])}, {first['model']}, {first['optimizer']}.\n"
             yield f"| | MiB | ratio to {first['ratio_to']} |\n|---|---|---|"
             for row in comparison:
                 yield f"| {row['impl']} | {row['bytes_used'] / (1 << 20):.0f} | {row['ratio']:.3f} |"
+
+
+def replace_memory(lines, docs):
+    """Replaces the section about memory in benchmarks.md, and says with which libtorch it was measured."""
+    page = docs / "benchmarks.md"
+    sections = re.split(r"(?m)^(?=## )", page.read_text())
+    title = MEMORY_TITLES["memory"]
+    new = "\n".join(memory(lines)).strip() + f"\n\nMeasured by itself, with libtorch {lines[0]['libtorch']}.\n\n"
+    page.write_text("".join(new if section.startswith(title + "\n") else section for section in sections))
 
 
 def names(lines):

@@ -3,6 +3,7 @@
 
 make_page.py [--bin DIR]            measures; keeps the lines of JSON in build/bench.jsonl
 make_page.py --from FILE            writes the page from kept lines
+make_page.py --memory               measures memory alone and replaces its section of the page
 Prints a comparison with the targets at the end.
 """
 
@@ -35,12 +36,12 @@ def more_mpis():
     return [word for mpicc in folders for word in ("--mpi", str(mpicc.parent.parent))]
 
 
-def measure(bin_dir, kept):
-    """Runs all parts, one after the other, and appends their lines to `kept` as they arrive."""
+def measure(bin_dir, kept, parts=PARTS):
+    """Runs the parts, one after the other, and appends their lines to `kept` as they arrive."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with open(kept, "w") as file:
-        for part in PARTS:
+        for part in parts:
             words = [os.path.join(bin_dir, "lockstep"), "bench", *part, "--json"]
             if part[0] in ("all-reduce", "launch"):
                 words += more_mpis()
@@ -58,9 +59,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default=str(ROOT / "build/release/bin"))
     parser.add_argument("--from", dest="source", type=pathlib.Path)
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs", help="folder for benchmarks.md")
     args = parser.parse_args()
     source = args.source or ROOT / "build/bench.jsonl"
+    if args.memory:
+        source = ROOT / "build/bench-memory.jsonl"
+        measure(args.bin, source, [["memory"]])
+        benchmark_page.replace_memory([json.loads(line) for line in source.read_text().splitlines()], args.out)
+        return
     if not args.source:
         measure(args.bin, source)
     lines = [json.loads(line) for line in source.read_text().splitlines()]

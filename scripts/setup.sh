@@ -179,7 +179,8 @@ install_packages "${PACKAGES[@]}"
 [ "$test_tools" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
 own_libtorch || install_libtorch "$TORCH_VERSION" .deps/python
 name=$other_torch
-[ "$interpreter" = python3 ] || name+=-${interpreter##*/python}
+version=${interpreter##*/}
+[ "$interpreter" = python3 ] || name+=-${version#python}
 [ -z "$other_torch" ] || install_libtorch "$other_torch" ".deps/python-$name" "$interpreter"
 install_from_pypi .deps "${LINT_PYTHON[@]}"
 [ "$test_tools" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}" "${SITE_PYTHON[@]}"

@@ -24,20 +24,10 @@ struct Checkpointer::InFlight {
   std::exception_ptr error;  // valid after `done`
 };
 
-namespace {
-
-/// Under `lockstep plan`, a program neither resumes nor changes its checkpoints.
-std::string used_folder(std::string folder) {
-  const auto profile = base::profile_request();
-  return profile ? profile->folder + "/checkpoints" : folder;
-}
-
-}  // namespace
-
 Checkpointer::Checkpointer(const comm::Group& group, std::string folder, const CheckpointOptions& options)
     : group_(group),
       writer_group_(group_.split(0, group_.rank())),
-      folder_(used_folder(std::move(folder))),
+      folder_(std::move(folder)),
       options_(options),
       verified_(std::make_unique<VerifiedCheckpoints>()),
       staging_(std::make_unique<StagingBuffer>()) {

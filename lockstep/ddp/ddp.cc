@@ -177,7 +177,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
   if (profile_) {
     std::vector<at::Tensor> tensors;
     for (const HookedParameter& parameter : parameters_) tensors.push_back(parameter.tensor);
-    profiled_model_ = profile_->add_model(group_.rank(), group_.size(), tensors);
+    profiled_model_ = profile_->add_model(tensors);
   }
   add_backward_participant(this);
 }
@@ -228,6 +228,7 @@ void DistributedDataParallel::Impl::on_backward_end() {
 void DistributedDataParallel::Impl::on_backward_error(const std::string& why,
                                                       const std::vector<torch::autograd::Node*>& leaves) noexcept {
   end_of_hooks();
+  if (profile_) profile_->on_backward_error(profiled_model_);
   if (reduction_ == Reduction::kOpen) {
     reduction_ = Reduction::kUnfinished;
     return reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -24,6 +25,12 @@ namespace {
 constexpr auto kBeforeExit = std::chrono::milliseconds(500);
 
 constexpr double kMostSteps = 1000;
+
+struct DeviceOrder {
+  bool operator()(at::Device a, at::Device b) const {
+    return a.type() != b.type() ? a.type() < b.type() : a.index() < b.index();
+  }
+};
 
 /// Whoever reads the file finds all of it.
 void write_file(const std::string& path, const std::string& text) {
@@ -55,16 +62,15 @@ StepProfile* StepProfile::this_process() {
   return profile;
 }
 
-std::size_t StepProfile::add_model(int rank, int world_size, const std::vector<at::Tensor>& parameters) {
+std::size_t StepProfile::add_model(const std::vector<at::Tensor>& parameters) {
   const std::lock_guard lock(mutex_);
-  rank_ = rank;
-  world_size_ = world_size;
   Model& model = models_.emplace_back(Model{.parameters = parameters});
   for (const at::Tensor& parameter : parameters) {
     const std::int64_t rows = parameter.dim() > 1 ? parameter.size(0) : 1;
     model.gradients.push_back({.bytes = static_cast<std::int64_t>(parameter.nbytes()),
                                .rows = rows,
-                               .columns = rows > 0 ? parameter.numel() / rows : 0});
+                               .columns = rows > 0 ? parameter.numel() / rows : 0,
+                               .is_float32 = parameter.scalar_type() == at::kFloat});
   }
   return models_.size() - 1;
 }
@@ -78,25 +84,41 @@ void StepProfile::on_gradient(std::size_t model, std::size_t index) {
 void StepProfile::on_backward_end(std::size_t model_index) {
   const std::lock_guard lock(mutex_);
   Model& model = models_[model_index];
-  std::unique_ptr<c10::Event> end;
-  for (const Ready& ready : model.ready)
-    if (ready.event && !end) end = record_event(model.parameters[ready.index].device());
-  if (end) end->synchronize();
+  std::map<at::Device, std::unique_ptr<c10::Event>, DeviceOrder> ends;
+  for (const Ready& ready : model.ready) {
+    const at::Device device = model.parameters[ready.index].device();
+    if (ready.event && !ends[device]) ends[device] = record_event(device);
+  }
+  for (const auto& [device, end] : ends) end->synchronize();
   const std::int64_t now = base::monotonic_ns();
   for (const Ready& ready : model.ready) {
     if (!is_warm()) break;
     Gradient& gradient = model.gradients[ready.index];
-    gradient.lead_s += ready.event ? ready.event->elapsedTime(*end) * 1e-3 : static_cast<double>(now - ready.ns) * 1e-9;
+    const auto end = ends.find(model.parameters[ready.index].device());
+    gradient.lead_s +=
+        ready.event ? ready.event->elapsedTime(*end->second) * 1e-3 : static_cast<double>(now - ready.ns) * 1e-9;
     ++gradient.count;
   }
   model.passes += is_warm() && !model.ready.empty();
   model.ready.clear();
 }
 
+void StepProfile::on_backward_error(std::size_t model) {
+  const std::lock_guard lock(mutex_);
+  models_[model].ready.clear();
+}
+
 void StepProfile::on_step_end(std::size_t model) {
   const std::lock_guard lock(mutex_);
-  if (model != 0) return;
+  if (model != counted_) {
+    if (++models_[model].passes_since_end < kOtherPasses) return;
+    counted_ = model;  // on all ranks alike
+    ends_ns_.clear();
+    for (Model& one : models_) one.passes = 0, one.passes_since_end = 0;
+  }
+  for (Model& one : models_) one.passes_since_end = 0;
   ends_ns_.push_back(base::monotonic_ns());
+  if (ends_ns_.size() == 1) write_file(folder_ + "/begun", "");
   if (!has_agreed_) agree_on_steps();
   if (!has_agreed_ || static_cast<int>(ends_ns_.size()) < 1 + kWarmUpSteps + steps_) return;
   write();
@@ -107,13 +129,14 @@ void StepProfile::on_step_end(std::size_t model) {
 
 void StepProfile::agree_on_steps() {
   const auto recorded = static_cast<int>(ends_ns_.size()) - 1 - kWarmUpSteps;
+  const int rank = base::telemetry::RankPage::this_process().rank;
   const std::string file = folder_ + "/steps";
-  if (rank_ == 0 && recorded == 1) {
-    const double step_s = static_cast<double>(ends_ns_.back() - ends_ns_.front()) * 1e-9 / kWarmUpSteps;
+  if (rank == 0 && recorded == 1) {
+    const double step_s = static_cast<double>(ends_ns_.back() - ends_ns_.front()) * 1e-9 / (kWarmUpSteps + 1);
     steps_ = static_cast<int>(std::max<double>(steps_, std::min(kLeastS / step_s, kMostSteps)));
     write_file(file, std::to_string(steps_));
     has_agreed_ = true;
-  } else if (rank_ != 0 && recorded > 1) {  // rank 0 has written the file before this rank could end this step
+  } else if (rank != 0 && recorded > 1) {  // rank 0 has written the file before this rank could end this step
     std::ifstream in(file);
     has_agreed_ = static_cast<bool>(in >> steps_);
   }
@@ -126,18 +149,20 @@ void StepProfile::write() {
   for (const Model& model : models_) {
     nlohmann::json gradients = nlohmann::json::array();
     for (const Gradient& gradient : model.gradients)
-      if (gradient.count > 0)
-        gradients.push_back({{"bytes", gradient.bytes},
-                             {"rows", gradient.rows},
-                             {"columns", gradient.columns},
-                             {"lead_s", gradient.lead_s / gradient.count}});
+      gradients.push_back({{"bytes", gradient.bytes},
+                           {"rows", gradient.rows},
+                           {"columns", gradient.columns},
+                           {"is_float32", gradient.is_float32},
+                           {"count", gradient.count},
+                           {"lead_s", gradient.lead_s / std::max(1, gradient.count)}});
     if (model.passes > 0)
       models.push_back({{"passes_per_step", static_cast<double>(model.passes) / static_cast<double>(steps.size())},
                         {"gradients", std::move(gradients)}});
   }
+  const base::telemetry::RankPage& page = base::telemetry::RankPage::this_process();
   const nlohmann::json profile = {
-      {"world_size", world_size_}, {"steps_s", std::move(steps)}, {"models", std::move(models)}};
-  write_file(folder_ + "/" + std::to_string(rank_) + ".json", profile.dump());
+      {"world_size", page.world_size}, {"steps_s", std::move(steps)}, {"models", std::move(models)}};
+  write_file(folder_ + "/" + std::to_string(page.rank) + ".json", profile.dump());
 }
 
 }  // namespace lockstep::ddp

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/collective_save.h"
@@ -103,6 +104,15 @@ checkpoint::SavedCheckpoint load_from(comm::Group& world, const std::string& pat
   return checkpoint::Checkpointer(world, folder).load(is_checkpoint ? path : "auto");
 }
 
+/// Under `lockstep plan`, a program neither resumes from its own checkpoints nor changes them.
+std::string used_folder(const std::string& folder) {
+  const auto profile = base::profile_request();
+  if (!profile) return folder;
+  std::string name = folder;
+  std::replace(name.begin(), name.end(), '/', '_');
+  return profile->folder + "/checkpoints/" + name;
+}
+
 /// `names`: the module whose names the parameters have, or the parameters with their names.
 template <typename Names>
 StateMember optimizer_member(torch::optim::Optimizer& optimizer, Names names) {
@@ -127,7 +137,7 @@ TrainingState::TrainingState(comm::Group world, const std::string& folder, Train
       throw UsageError("TrainingStateOptions.settings: \"" + name +
                        "\" is a tensor; expected a bool, a number or a string");
   if (!folder.empty())
-    checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, folder,
+    checkpointer_ = std::make_unique<checkpoint::Checkpointer>(world_, used_folder(folder),
                                                                checkpoint::CheckpointOptions{.keep = options_.keep});
   if (checkpointer_) checkpointer_->lock();
   if (checkpointer_) found_ = checkpointer_->latest();

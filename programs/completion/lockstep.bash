@@ -60,6 +60,7 @@ _lockstep_plan_options='
 -n --ranks --ranks-per-node value
 --gpus value
 --steps value
+--start-timeout value
 --nodes value
 --link value
 --latency value

@@ -28,7 +28,10 @@ else:
     optimizers = [torch.optim.AdamW(net.parameters()) for net in nets]
 if kind == "state":
     state = lockstep.checkpoint.TrainingState(world, "checkpoints").add("net", nets[0])
-    print("resumed", state.resume(), flush=True)
+    resumed = state.resume()
+    print("resumed", resumed, flush=True)
+    if resumed and "LOCKSTEP_PROFILE" in os.environ:
+        sys.exit("resumed under lockstep plan")
 for step in range(int(steps)):
     for net, optimizer in zip(called, optimizers):
         optimizer.zero_grad()

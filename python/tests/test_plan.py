@@ -90,10 +90,53 @@ def test_a_program_that_fails_is_shown(folder):
     done = lockstep(folder, "plan", "-n", 2, "--", sys.executable, "-c", "raise ValueError('no such data')")
     assert done.returncode == 1
     assert "ValueError: no such data" in done.stderr
-    assert done.stderr.splitlines()[-1] == "lockstep plan: the program ended with exit code 1, see above"
+    assert done.stderr.splitlines()[-1] == "lockstep plan: the program ended with exit code 1; its last lines are above"
 
 
 def test_a_program_without_steps_is_an_error(folder):
     done = lockstep(folder, "plan", "-n", 2, "--", sys.executable, "-c", "import torch")
     assert done.returncode == 64
-    assert "no rank has made steps of training that can be read" in done.stderr
+    assert "the program has made no steps that can be read" in done.stderr
+
+
+def test_a_program_that_makes_no_step_in_time_is_ended(folder):
+    words = [
+        "--start-timeout",
+        2,
+        "--",
+        sys.executable,
+        "-c",
+        "import time; print('loads', flush=True); time.sleep(60)",
+    ]
+    done = lockstep(folder, "plan", "-n", 2, *words)
+    assert done.returncode == 64
+    assert "loads" in done.stderr
+    assert "no steps that can be read within --start-timeout" in done.stderr
+
+
+def test_a_signal_ends_the_program_and_leaves_nothing(folder, tmp_path_factory):
+    temporary = tmp_path_factory.mktemp("temporary")
+    words = ["plan", "-n", "2", "--", sys.executable, PROGRAM, "package", "new.pt", STEPS]
+    process = subprocess.Popen(
+        [os.environ["LOCKSTEP_PROGRAM"], *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "makes steps" in process.stderr.readline()
+    process.terminate()
+    assert process.wait(timeout=30) == 128 + 15
+    process.stderr.close()
+    assert not list(temporary.glob("lockstep-plan-*"))
+
+
+def test_files_above_the_folder_are_found(folder):
+    below = folder / "scripts"
+    below.mkdir()
+    (below / "train.py").write_text(PROGRAM.read_text().replace("data/rows.pt", "../data/rows.pt"))
+    words = ["--", sys.executable, "train.py", "package", "../weights.pt", STEPS]
+    before = contents(folder)
+    done = lockstep(below, "plan", "-n", 2, *words)
+    assert done.returncode == 0, done.stderr
+    assert contents(folder) == before

@@ -74,8 +74,12 @@ void AtomicFile::overwrite(std::uint64_t offset, const void* data, std::size_t n
 }
 
 void AtomicFile::commit() {
-  const auto profile = base::profile_request();
-  if (profile && !path_.starts_with(profile->folder + "/")) return;  // the program only shows how long its steps take
+  // Under `lockstep plan`, a program only shows how long its steps take.
+  if (const auto profile = base::profile_request()) {
+    std::error_code error;
+    const auto folder = std::filesystem::weakly_canonical(std::filesystem::absolute(path_).parent_path(), error);
+    if (error || !(folder.string() + "/").starts_with(profile->folder + "/")) return;
+  }
   if (::fsync(file_.get()) != 0) throw_system_error("cannot flush to disk ");
   if (::close(file_.release()) != 0) throw_system_error("cannot close ");
   if (::renameat(directory_.get(), temp_name_.c_str(), directory_.get(), name_.c_str()) != 0)

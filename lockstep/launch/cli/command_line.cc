@@ -307,8 +307,8 @@ CommandLine parse_plan(std::vector<std::string> words) {
       "Predicts how long a step of a program takes on several hosts: runs it on this host for some steps, "
       "ends it, and computes what the exchange between hosts adds, for each network and each method. The "
       "program needs a DistributedDataParallel of Lockstep or of torch. It runs in a temporary folder with "
-      "links to the files of this one, and neither resumes from checkpoints of Lockstep nor writes any; "
-      "torch.save() writes nothing.");
+      "links to the files of this one. It does not resume from its checkpoints, and what it saves is "
+      "removed with that folder.");
   table.group("What to run", "lockstep plan -n 4 --nodes 2,8 --link 1g,10g -- python train.py");
   table.option("-n,--ranks,--ranks-per-node", options.ranks, integer(1, kMaxRanks),
                "ranks of each host, all of which run on this one (default: one per GPU, else one per core)");
@@ -317,6 +317,8 @@ CommandLine parse_plan(std::vector<std::string> words) {
   table.option(
       "--steps", options.steps, integer(3, 100000),
       "least number of steps to record, after 5 that are not; more if they take less than 3 s (default {default})");
+  table.option("--start-timeout", options.start_timeout, whole_seconds(1, 86400),
+               "time limit for the program to make its first step (default {default})");
   table.group("Clusters", "lockstep plan --nodes 2,4,8,128 --link 100m,1g,10g,100g --latency 50us -- ./train");
   table.option(
       "--nodes", options.nodes,
@@ -344,7 +346,9 @@ CommandLine parse_plan(std::vector<std::string> words) {
                "steps between two exchanges of average, DiLoCo and SparseLoCo (default {default})");
   table.group("Output", "lockstep plan --json -- ./train");
   table.flag("--json", options.json, "print one JSON object with the recorded steps and all predictions");
-  table.footer("The exit code is 0, or that of the program if it fails; 64 means that nothing was started.");
+  table.footer(
+      "The exit code is 0, or that of the program if it fails; 64 means that nothing was started, or that the program "
+      "made no steps that can be read.");
   auto command = table.parse(std::move(words));
   if (!command) return {.text = table.help()};
   options.command = std::move(*command);

@@ -104,6 +104,7 @@ struct PlanOptions {
   std::vector<double> links = {1e8, 1e9, 1e10};  ///< bits per second, of each host in each direction
   double latency_s = 50e-6;                      ///< between two hosts, one way
   int steps = 20;                                ///< to record
+  std::chrono::seconds start_timeout{600};       ///< until the program has made a step
   int every = 30;                                ///< steps between two exchanges of the methods for slow networks
   bool json = false;
   std::vector<std::string> command = {};  ///< the program and its arguments; never empty

@@ -17,6 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr double kNever = 1e9;  // seconds before the end of backward(): the rank did not have it
+
 double positive(const Json& value) {
   const double number = value.get<double>();
   if (!(number >= 0 && number < 1e18)) throw base::FormatError("a rank's profile has the number " + value.dump());
@@ -30,11 +32,15 @@ HostProfile parse_profile(const Json& file) {
   for (const Json& model : file.at("models")) {
     HostProfile::Model& one = profile.models.emplace_back();
     one.passes_per_step = positive(model.at("passes_per_step"));
-    for (const Json& gradient : model.at("gradients"))
-      one.gradients.push_back({.bytes = positive(gradient.at("bytes")),
-                               .rows = positive(gradient.at("rows")),
-                               .columns = positive(gradient.at("columns")),
-                               .lead_s = positive(gradient.at("lead_s"))});
+    for (const Json& gradient : model.at("gradients")) {
+      // How often a rank had it, until the files are merged: it may have been used by other ranks only.
+      one.gradients.push_back(
+          {.bytes = positive(gradient.at("bytes")),
+           .rows = positive(gradient.at("rows")),
+           .columns = positive(gradient.at("columns")),
+           .is_float32 = gradient.at("is_float32").get<bool>(),
+           .lead_s = gradient.at("count").get<int>() > 0 ? positive(gradient.at("lead_s")) : kNever});
+    }
   }
   return profile;
 }
@@ -101,9 +107,11 @@ HostProfile parse_profiles(const std::vector<std::string>& files) {
   } catch (const Json::exception& error) {
     throw base::FormatError(std::string("a rank's profile cannot be read: ") + error.what());
   }
-  for (HostProfile::Model& model : all.models)
+  for (HostProfile::Model& model : all.models) {
+    std::erase_if(model.gradients, [](const Gradient& gradient) { return gradient.lead_s == kNever; });
     std::stable_sort(model.gradients.begin(), model.gradients.end(),
                      [](const Gradient& a, const Gradient& b) { return a.lead_s > b.lead_s; });
+  }
   return all;
 }
 

@@ -10,7 +10,8 @@ namespace lockstep::launcher::predict {
 struct Gradient {
   double bytes = 0;              ///< of its parameter, in the parameter's dtype
   double rows = 0, columns = 0;  ///< of the parameter as a matrix: its first dimension, and the product of the others
-  double lead_s = 0;             ///< from the time when it is ready to the end of backward()
+  bool is_float32 = true;
+  double lead_s = 0;  ///< from the time when it is ready to the end of backward()
 };
 
 /// The steps of a program on one host. The ranks of this host make them together.

@@ -1,23 +1,30 @@
 #include "lockstep/launch/predict/predict.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/launch/plan/host_info.h"
 #include "lockstep/launch/predict/host_profile.h"
 #include "lockstep/launch/predict/step_model.h"
+#include "lockstep/launch/process/environment.h"
+#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/spawn.h"
 
@@ -28,7 +35,12 @@ namespace fs = std::filesystem;
 
 // Of the rate of a link, what TCP/IP over Ethernet leaves for the payload with packets of 1500 bytes.
 constexpr double kPayload = 0.955;
-constexpr std::size_t kShownLines = 20;
+constexpr std::size_t kShownLines = 40;
+// A folder with more entries is linked as one; so are all when there are too many.
+constexpr std::size_t kLinkedEntries = 1000;
+constexpr int kMostLinks = 20000, kMaxDepth = 8;
+constexpr auto kPoll = std::chrono::milliseconds(50);
+constexpr auto kEnd = std::chrono::seconds(15);  // for a program that is told to end
 // The exchange limits a cluster if it takes more of a step than this.
 constexpr double kLimit = 0.1;
 
@@ -36,7 +48,10 @@ constexpr double kLimit = 0.1;
 class Folder {
  public:
   Folder() {
-    std::string name = (fs::temp_directory_path() / "lockstep-plan-XXXXXX").string();
+    std::error_code error;
+    const fs::path parent = fs::canonical(fs::temp_directory_path(error), error);
+    if (error) throw base::UsageError("lockstep plan: the folder for temporary files (TMPDIR): " + error.message());
+    std::string name = (parent / "lockstep-plan-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw base::SystemError("cannot create " + name, errno);
     path_ = name;
   }
@@ -52,12 +67,45 @@ class Folder {
   fs::path path_;
 };
 
-/// A folder with links to the entries of the current one: the program finds its files and leaves nothing behind.
+/// Returns the entries of a folder, or one more than kLinkedEntries if there are more; none if it cannot be read.
+std::vector<fs::directory_entry> entries_of(const fs::path& folder) {
+  std::vector<fs::directory_entry> entries;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end && entries.size() <= kLinkedEntries;
+       at.increment(error))
+    entries.push_back(*at);
+  return entries;
+}
+
+/// Gives `copy` the entries of `folder`, except `left_out`: to the depth `depth`, folders that are not large become
+/// folders, so that what the program writes there stays in the copy; everything else becomes a link.
+void link_entries(const fs::path& folder, const fs::path& copy, const fs::path& left_out, int& budget, int depth) {
+  std::error_code error;
+  fs::create_directories(copy, error);
+  for (const fs::directory_entry& entry : entries_of(folder)) {
+    const fs::path target = copy / entry.path().filename();
+    const bool is_runs = depth == kMaxDepth && entry.path().filename() == "runs";  // a Trainer appends to files there
+    if (entry.path() == left_out || is_runs || fs::exists(target, error)) continue;
+    std::size_t count = 0;
+    if (depth > 0 && entry.is_directory(error) && !entry.is_symlink(error)) count = entries_of(entry.path()).size();
+    budget -= static_cast<int>(count);
+    if (count > 0 && count <= kLinkedEntries && budget > 0)
+      link_entries(entry.path(), target, left_out, budget, depth - 1);
+    else
+      fs::create_symlink(entry.path(), target, error);
+  }
+}
+
+/// Returns a folder in which the program finds the files of the current one, and those of the folders above it, by the
+/// same relative paths, and leaves nothing behind.
 fs::path link_files(const Folder& folder) {
-  fs::path linked = folder.path() / "run";
-  fs::create_directory(linked);
-  for (const auto& entry : fs::directory_iterator(fs::current_path()))
-    fs::create_symlink(entry.path(), linked / entry.path().filename());
+  const fs::path here = process::current_directory();
+  const fs::path linked = folder.path() / "root" / here.relative_path();
+  int budget = kMostLinks;
+  link_entries(here, linked, folder.path(), budget, kMaxDepth);
+  fs::path copy = linked;
+  for (fs::path above = here; above.has_relative_path(); above = above.parent_path(), copy = copy.parent_path())
+    link_entries(above.parent_path(), copy.parent_path(), folder.path(), budget, 0);
   return linked;
 }
 
@@ -72,8 +120,7 @@ std::string last_lines(const std::string& text) {
   return text.substr(begin == 0 ? 0 : begin + 1);
 }
 
-/// Returns the exit code of `lockstep run` with the program; its output is in `log`.
-int run_program(const cli::PlanOptions& options, const Folder& folder, const fs::path& log) {
+pid_t start_program(const cli::PlanOptions& options, const Folder& folder, int output) {
   process::ChildSpec child{.path = process::executable_path(), .argv = {"lockstep", "run", "--bind", "none"}};
   const auto add = [&](const char* option, const std::string& value) {
     if (!value.empty()) child.argv.insert(child.argv.end(), {option, value});
@@ -84,19 +131,56 @@ int run_program(const cli::PlanOptions& options, const Folder& folder, const fs:
   add("-x", "LOCKSTEP_PROFILE=" + std::to_string(options.steps) + ":" + folder.path().string());
   child.argv.emplace_back("--");
   child.argv.insert(child.argv.end(), options.command.begin(), options.command.end());
-  child.environment = process::current_environment();
+  // Without the hook, torch.save() would write, and steps of torch's DistributedDataParallel would not be seen.
+  child.environment = process::remove_variables(process::current_environment(), {"LOCKSTEP_WATCH=off"});
   child.directory = link_files(folder).string();
-  const base::Fd output(::open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
-  if (output.get() < 0) throw base::SystemError("cannot create " + log.string(), errno);
   const base::Fd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   child.in = input.get();
-  child.out = child.err = output.get();
-  const pid_t pid = process::spawn(child);
-  int status = 0;
-  // bounded: by the program, as under `lockstep run`, whose limits hold; Ctrl-C ends this process and that one
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  child.out = child.err = output;
+  return process::spawn(child);
+}
+
+/// How the program ended.
+struct ProgramEnd {
+  int code = 0;
+  int signal = 0;         ///< that this process got meanwhile, and passed on; 0: none
+  bool has_begun = true;  ///< whether it has made a step in time
+};
+
+/// Waits for the program, `lockstep run` with process `pid`. Ends it on a signal to this process, and if it makes no
+/// step within --start-timeout.
+ProgramEnd wait_for_program(pid_t pid, const cli::PlanOptions& options, const Folder& folder, int signals) {
+  ProgramEnd end;
+  const auto start_limit = base::Deadline::in(options.start_timeout);
+  auto kill_at = base::Deadline::never();
+  bool is_shown = false, is_stopping = false;
+  const auto stop = [&] {
+    is_stopping = true;
+    ::kill(pid, SIGTERM);
+    kill_at = base::Deadline::in(kEnd);
+  };
+  for (;;) {
+    int status = 0;
+    if (::waitpid(pid, &status, WNOHANG) == pid) {
+      end.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      return end;
+    }
+    if (kill_at.expired()) ::kill(pid, SIGKILL);
+    std::error_code ignored;
+    const bool has_begun = fs::exists(folder.path() / "begun", ignored);
+    if (has_begun && !std::exchange(is_shown, true)) std::fputs("lockstep plan: the program makes steps\n", stderr);
+    if (!has_begun && start_limit.expired() && !is_stopping) {
+      end.has_begun = false;
+      stop();
+    }
+    pollfd entry = {signals, POLLIN, 0};
+    ::poll(&entry, 1, static_cast<int>(kPoll.count()));
+    const auto signal = process::read_signal(signals);
+    if (signal && *signal != SIGCHLD && !is_stopping) {
+      end.signal = *signal;
+      stop();
+    }
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 std::vector<std::string> read_profiles(const Folder& folder) {
@@ -139,8 +223,10 @@ struct Cell {
 
 std::vector<Cell> predict_all(const HostProfile& profile, const HostCosts& costs, const cli::PlanOptions& options) {
   std::vector<Cell> cells;
+  std::vector<int> nodes = options.nodes;
+  std::sort(nodes.begin(), nodes.end());
   for (const double link : options.links)
-    for (const int hosts : options.nodes) {
+    for (const int hosts : nodes) {
       Cell& cell = cells.emplace_back(Cell{.link = link, .hosts = hosts});
       const Cluster cluster{.hosts = hosts, .bytes_per_s = link * kPayload / 8, .latency_s = options.latency_s};
       for (const MethodName& method : kMethods)
@@ -223,18 +309,26 @@ std::string json_text(const HostProfile& profile, const HostCosts& costs, const 
 }  // namespace
 
 int plan(const cli::PlanOptions& options) {
+  const base::Fd signals = process::make_signal_fd(process::handled_signals());
   const Folder folder;
   const fs::path log = folder.path() / "output";
-  const int code = run_program(options, folder, log);
+  const base::Fd output(::open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
+  if (output.get() < 0) throw base::SystemError("cannot create " + log.string(), errno);
+  const pid_t pid = start_program(options, folder, output.get());
+  const ProgramEnd end = wait_for_program(pid, options, folder, signals.get());
+  if (end.signal != 0) return 128 + end.signal;
   const std::vector<std::string> files = read_profiles(folder);
-  if (code != 0) {
-    std::fprintf(stderr, "%slockstep plan: the program ended with exit code %d, see above\n",
-                 last_lines(read_file(log)).c_str(), code);
-    return code;
+  if (end.code != 0 || files.empty()) std::fputs(last_lines(read_file(log)).c_str(), stderr);
+  if (end.has_begun && end.code != 0) {
+    std::fprintf(stderr, "lockstep plan: the program ended with exit code %d; its last lines are above\n", end.code);
+    return end.code;
   }
   if (files.empty())
-    throw base::Error(base::Cause::kBadArg, "lockstep plan: no rank has made steps of training that can be read",
-                      "it needs a DistributedDataParallel of Lockstep or of torch, and more than 6 steps");
+    throw base::Error(base::Cause::kBadArg,
+                      "lockstep plan: the program has made no steps that can be read" +
+                          std::string(end.has_begun ? "" : " within --start-timeout"),
+                      "it needs a DistributedDataParallel of Lockstep or of torch, also with one rank, and more than 6 "
+                      "steps");
   const HostProfile profile = parse_profiles(files);
   HostCosts costs = measure_host_costs();
   costs.shares_cores = plan::usable_cores(plan::collect_host_info()) <= profile.ranks;

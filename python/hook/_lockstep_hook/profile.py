@@ -2,6 +2,7 @@
 lockstep/ddp/step_profile.h does for Lockstep's. Imported only under `lockstep plan`, while torch is imported."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -9,17 +10,24 @@ import time
 
 _WARM_UP_STEPS = 5
 _LEAST_S, _MOST_STEPS = 3, 1000
+_OTHER_PASSES = 50  # of another model since the last step of the one that counts: that one was replaced
 _BEFORE_EXIT_S = 0.5  # peers may still need this process for the end of the last reduction
 _recorder = None
 
 
 def keep_files(serialization):
-    """torch.save() writes nothing: the program only shows how long its steps take."""
+    """torch.save() writes only below the temporary folder of `lockstep plan`, and no file through a link."""
 
     @functools.wraps(serialization.save)
     def save(obj, f, *arguments, **options):
-        if not isinstance(f, (str, os.PathLike)):
-            original(obj, f, *arguments, **options)
+        if isinstance(f, (str, os.PathLike)):
+            folder = os.environ["LOCKSTEP_PROFILE"].split(":", 1)[1]
+            if not (os.path.realpath(os.path.dirname(os.path.abspath(f))) + "/").startswith(folder + "/"):
+                return
+            if os.path.islink(f):
+                with contextlib.suppress(FileNotFoundError):  # another rank was first
+                    os.unlink(f)
+        original(obj, f, *arguments, **options)
 
     original, serialization.save = serialization.save, save
 
@@ -52,20 +60,26 @@ class _Model:
         self.parameters = [p for p in ddp.parameters() if p.requires_grad]
         self.leads = [0.0] * len(self.parameters)
         self.counts = [0] * len(self.parameters)
-        self.passes = 0
+        self.passes = self.passes_since_end = 0
         self.ready = []
+        self.is_armed = False  # forward() has run since the last backward()
+        ddp.register_forward_pre_hook(self.arm)
+
+    def arm(self, *_):
+        self.is_armed = True
 
     def describe(self, steps):
         gradients = []
         for parameter, lead, count in zip(self.parameters, self.leads, self.counts):
             rows = parameter.shape[0] if parameter.dim() > 1 else 1
-            if count:
-                gradients.append({
-                    "bytes": parameter.numel() * parameter.element_size(),
-                    "rows": rows,
-                    "columns": parameter.numel() // max(rows, 1),
-                    "lead_s": lead / count,
-                })  # fmt: skip
+            gradients.append({
+                "bytes": parameter.numel() * parameter.element_size(),
+                "rows": rows,
+                "columns": parameter.numel() // max(rows, 1),
+                "is_float32": str(parameter.dtype) == "torch.float32",
+                "count": count,
+                "lead_s": lead / max(count, 1),
+            })  # fmt: skip
         return {"passes_per_step": self.passes / steps, "gradients": gradients}
 
 
@@ -75,12 +89,14 @@ class _Recorder:
         self.rank = os.environ.get("RANK", "0")
         self.has_agreed = False
         self.models = []
-        self.ends = []  # of the backward() calls of the first model
+        self.counted = None  # the model whose steps count: the first, until it is replaced
+        self.ends = []  # of its backward() calls
         atexit.register(self.write)
 
     def add(self, ddp):
         model = _Model(ddp)
         self.models.append(model)
+        self.counted = self.counted or model
         for index, parameter in enumerate(model.parameters):
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter, index=index: self.on_gradient(model, index, parameter)
@@ -91,44 +107,64 @@ class _Recorder:
 
         if not model.ddp.require_backward_grad_sync:
             return
-        if not model.ready:
-            if model is self.models[0] and self.has_agreed and len(self.ends) > _WARM_UP_STEPS + self.steps:
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if model.is_armed:  # the first one of a backward(); one that failed may have left others
+            if model is self.counted and self.has_agreed and len(self.ends) > _WARM_UP_STEPS + self.steps:
                 self.write()
                 time.sleep(_BEFORE_EXIT_S)
                 os._exit(0)
+            model.is_armed, model.ready = False, []
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self.on_backward_end(model))
         event = None
         if parameter.is_cuda:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(parameter.device))
         model.ready.append((index, time.monotonic(), event))
 
     def on_backward_end(self, model):
-        end = None
-        if model.ready[0][2]:
-            import torch
+        if not model.ready:
+            return
+        ends = {}  # by device
+        for index, _, event in model.ready:
+            device = model.parameters[index].device
+            if event and device not in ends:
+                import torch
 
-            end = torch.cuda.Event(enable_timing=True)
-            end.record()
+                ends[device] = torch.cuda.Event(enable_timing=True)
+                ends[device].record(torch.cuda.current_stream(device))
+        for end in ends.values():
             end.synchronize()
         now = time.monotonic()
+        if model is not self.counted:
+            model.passes_since_end += 1
+            if model.passes_since_end >= _OTHER_PASSES:
+                self.counted, self.ends = model, []
+                for one in self.models:
+                    one.passes = 0
         if len(self.ends) > _WARM_UP_STEPS:
             model.passes += 1
             for index, ready, event in model.ready:
+                end = ends.get(model.parameters[index].device)
                 model.leads[index] += event.elapsed_time(end) * 1e-3 if event else now - ready
                 model.counts[index] += 1
         model.ready = []
-        if model is self.models[0]:
-            self.ends.append(now)
-            if not self.has_agreed:
-                self.agree_on_steps()
+        if model is not self.counted:
+            return
+        for one in self.models:
+            one.passes_since_end = 0
+        self.ends.append(now)
+        if len(self.ends) == 1:
+            _write(os.path.join(self.folder, "begun"), "")
+        if not self.has_agreed:
+            self.agree_on_steps()
 
     def agree_on_steps(self):
         """Rank 0 chooses the number, so that the steps take _LEAST_S, and the others read it."""
         recorded = len(self.ends) - 1 - _WARM_UP_STEPS
         file = os.path.join(self.folder, "steps")
         if self.rank == "0" and recorded == 1:
-            step_s = (self.ends[-1] - self.ends[0]) / _WARM_UP_STEPS
+            step_s = (self.ends[-1] - self.ends[0]) / (_WARM_UP_STEPS + 1)
             self.steps = max(self.steps, min(int(_LEAST_S / step_s), _MOST_STEPS))
             _write(file, str(self.steps))
             self.has_agreed = True

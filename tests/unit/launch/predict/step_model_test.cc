@@ -98,12 +98,12 @@ TEST(StepModel, IntervalsHoldTheMeanAndGrowBeyondTheComparedHosts) {
   EXPECT_DOUBLE_EQ(predict(profile, 4, Method::kFloat32).step_s, predict(profile, 4, Method::kFloat32).step_s);
 }
 
-constexpr const char* kRank0 =
-    R"({"world_size":2,"steps_s":[0.1,0.3],"models":[{"passes_per_step":1,"gradients":[)"
-    R"({"bytes":8,"rows":1,"columns":2,"lead_s":0.01},{"bytes":4,"rows":1,"columns":1,"lead_s":0.05}]}]})";
-constexpr const char* kRank1 =
-    R"({"world_size":2,"steps_s":[0.2,0.2],"models":[{"passes_per_step":1,"gradients":[)"
-    R"({"bytes":8,"rows":1,"columns":2,"lead_s":0.02},{"bytes":4,"rows":1,"columns":1,"lead_s":0.04}]}]})";
+constexpr const char* kRank0 = R"({"world_size":2,"steps_s":[0.1,0.3],"models":[{"passes_per_step":1,"gradients":[
+    {"bytes":8,"rows":1,"columns":2,"is_float32":true,"count":9,"lead_s":0.01},
+    {"bytes":4,"rows":1,"columns":1,"is_float32":true,"count":9,"lead_s":0.05}]}]})";
+constexpr const char* kRank1 = R"({"world_size":2,"steps_s":[0.2,0.2],"models":[{"passes_per_step":1,"gradients":[
+    {"bytes":8,"rows":1,"columns":2,"is_float32":true,"count":9,"lead_s":0.02},
+    {"bytes":4,"rows":1,"columns":1,"is_float32":true,"count":9,"lead_s":0.04}]}]})";
 
 TEST(HostProfile, TheSlowestRankDecides) {
   const HostProfile profile = parse_profiles({kRank0, kRank1});
@@ -114,6 +114,20 @@ TEST(HostProfile, TheSlowestRankDecides) {
   ASSERT_EQ(gradients.size(), 2u);
   EXPECT_DOUBLE_EQ(gradients[0].lead_s, 0.04);  // in the order in which they are ready
   EXPECT_DOUBLE_EQ(gradients[1].lead_s, 0.01);
+}
+
+TEST(HostProfile, AGradientThatOneRankDoesNotHaveCountsForTheOthers) {
+  std::string other = kRank1;
+  other.replace(other.find("\"count\":9"), 9, "\"count\":0");  // of the first gradient
+  const auto gradients = parse_profiles({kRank0, other}).models.front().gradients;
+  ASSERT_EQ(gradients.size(), 2u);
+  EXPECT_DOUBLE_EQ(gradients[1].lead_s, 0.01);  // of rank 0
+}
+
+TEST(StepModel, OtherTypesThanFloat32AreNotRounded) {
+  HostProfile profile = profile_of({{40, 0}});
+  profile.models.front().gradients.front().is_float32 = false;
+  EXPECT_NEAR(predict(profile, 2, Method::kBfloat16).step_s, 0.3 + 4, kFixed);
 }
 
 TEST(HostProfile, OtherTextsAreRefused) {
