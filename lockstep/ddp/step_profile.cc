@@ -32,10 +32,11 @@ struct DeviceOrder {
   }
 };
 
-/// Whoever reads the file finds all of it.
+/// Whoever reads the file finds all of it. Several ranks may write one.
 void write_file(const std::string& path, const std::string& text) {
-  std::ofstream(path + ".new") << text;
-  std::rename((path + ".new").c_str(), path.c_str());
+  const std::string unfinished = path + "." + std::to_string(::getpid());
+  std::ofstream(unfinished) << text;
+  std::rename(unfinished.c_str(), path.c_str());
 }
 
 std::unique_ptr<c10::Event> record_event(at::Device device) {

@@ -48,10 +48,11 @@ def wrap(module):
 
 
 def _write(path, text):
-    """Whoever reads the file finds all of it."""
-    with open(path + ".new", "w") as out:
+    """Whoever reads the file finds all of it. Several ranks may write one."""
+    new = f"{path}.{os.getpid()}"
+    with open(new, "w") as out:
         out.write(text)
-    os.replace(path + ".new", path)
+    os.replace(new, path)
 
 
 class _Model:
