@@ -354,6 +354,7 @@ CommandLine parse_plan(std::vector<std::string> words) {
   options.command = std::move(*command);
   if (options.command.empty() || options.command.front().empty())
     throw table.error(std::string("no program given; expected ") + kPlanUsage);
+  if (latency.size() > 1) throw table.error("--latency has several times; expected one");
   if (!latency.empty()) options.latency_s = latency.front();
   command_line.subcommand = Subcommand::kPlan;
   return command_line;

@@ -15,9 +15,12 @@
 namespace lockstep::launcher::predict {
 namespace {
 
+using base::Deadline;
 using Json = nlohmann::json;
+using namespace std::chrono_literals;
 
-constexpr double kNever = 1e9;  // seconds before the end of backward(): the rank did not have it
+constexpr std::size_t kBytes = std::size_t{64} << 20, kPiece = std::size_t{64} << 10;
+constexpr double kNever = 1e9;  // seconds before the end of backward(): this rank did not have it, others may
 
 double positive(const Json& value) {
   const double number = value.get<double>();
@@ -33,7 +36,6 @@ HostProfile parse_profile(const Json& file) {
     HostProfile::Model& one = profile.models.emplace_back();
     one.passes_per_step = positive(model.at("passes_per_step"));
     for (const Json& gradient : model.at("gradients")) {
-      // How often a rank had it, until the files are merged: it may have been used by other ranks only.
       one.gradients.push_back(
           {.bytes = positive(gradient.at("bytes")),
            .rows = positive(gradient.at("rows")),
@@ -44,11 +46,6 @@ HostProfile parse_profile(const Json& file) {
   }
   return profile;
 }
-
-using base::Deadline;
-using namespace std::chrono_literals;
-
-constexpr std::size_t kBytes = std::size_t{64} << 20, kPiece = std::size_t{64} << 10;
 
 double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -115,9 +112,9 @@ HostProfile parse_profiles(const std::vector<std::string>& files) {
   return all;
 }
 
-double mean_step_s(const HostProfile& profile) {
-  const auto& steps = profile.steps_s;
-  return std::accumulate(steps.begin(), steps.end(), 0.0) / static_cast<double>(std::max<std::size_t>(1, steps.size()));
+double average_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) /
+         static_cast<double>(std::max<std::size_t>(1, values.size()));
 }
 
 double gradient_bytes(const HostProfile& profile) {

@@ -37,8 +37,8 @@ struct HostCosts {
 /// file. Pure.
 HostProfile parse_profiles(const std::vector<std::string>& files);
 
-/// The mean of the recorded steps: what one host does.
-double mean_step_s(const HostProfile& profile);
+/// 0 without values.
+double average_of(const std::vector<double>& values);
 double gradient_bytes(const HostProfile& profile);
 
 /// Copies 64 MiB in memory, and sends as many to itself over TCP on loopback, on one thread: some 0.2 s. Does not set

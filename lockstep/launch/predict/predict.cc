@@ -337,7 +337,7 @@ int plan(const cli::PlanOptions& options) {
     std::fputs(json_text(profile, costs, cells).c_str(), stdout);
     return 0;
   }
-  const double alone_s = mean_step_s(profile);
+  const double alone_s = average_of(profile.steps_s);
   std::printf(
       "%zu steps of %d %s on this host: %s each; %.1f MB of gradients.\n"
       "Predicted time of a step on hosts with as many ranks; average, DiLoCo and SparseLoCo exchange every %d steps.\n"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <random>
 
 namespace lockstep::launcher::predict {
@@ -29,11 +28,6 @@ constexpr int kResamples = 400;
 constexpr int kRounds = 40;         // of each
 constexpr int kMaxDrawnHosts = 64;  // the maximum of more grows slowly
 
-double average_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) /
-         static_cast<double>(std::max<std::size_t>(1, values.size()));
-}
-
 /// Bytes that each host sends, and receives, for an all-reduce of `bytes`.
 double reduced_bytes(double bytes, int hosts) { return 2 * bytes * (hosts - 1) / hosts; }
 
@@ -46,10 +40,9 @@ double num_parameters(const HostProfile::Model& model) {
 /// What a host sends of a gradient.
 double payload(const Gradient& gradient, Method method) {
   if (method == Method::kBfloat16) return gradient.is_float32 ? gradient.bytes / 2 : gradient.bytes;
-  const double smaller = std::min(gradient.rows, gradient.columns);
   if (method != Method::kPowerSgd) return gradient.bytes;
-  if (smaller <= 2 * kPowerSgdRank) return gradient.rows * gradient.columns * 4;
-  return kPowerSgdRank * (gradient.rows + gradient.columns) / 2 * 4;  // one of the two factors in each step
+  const double number = gradient.rows * gradient.columns, factors = kPowerSgdRank * (gradient.rows + gradient.columns);
+  return 4 * (2 * factors >= number ? number : factors / 2);  // as PowerSgdHook; one of the two factors in each step
 }
 
 struct Exchange {
@@ -105,7 +98,7 @@ Exchange round(const HostProfile& profile, const HostCosts& costs, const Cluster
   }
   exchange.cpu_s /= profile.ranks;
   exchange.exposed_s += std::max(exchange.bytes / cluster.bytes_per_s, exchange.cpu_s);
-  // Sending overlaps with the encoding of other parts only in part: half of it, by the runs of bench/plan.py.
+  // Sending overlaps with the encoding of other parts only in part; half of it is assumed.
   exchange.exposed_s += std::min(exchange.bytes / cluster.bytes_per_s, exchange.cpu_s) / 2;
   return exchange;
 }
@@ -136,7 +129,7 @@ Prediction predict_step(const HostProfile& profile, const HostCosts& costs, cons
   Prediction prediction;
   const int interval = exchanges_each_step(method) ? 1 : every;
   if (cluster.hosts > 1) {
-    if (interval == 1 && exchanges_each_step(method)) {
+    if (exchanges_each_step(method)) {
       for (const HostProfile::Model& model : profile.models) {
         const Exchange exchange = replay(profile, model, costs, cluster, method);
         prediction.exposed_s += exchange.exposed_s * model.passes_per_step;
