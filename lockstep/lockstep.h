@@ -19,6 +19,7 @@
 #include "lockstep/data/seed.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/int8_hook.h"
 #include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"

@@ -104,7 +104,7 @@ void check_parts(CollectiveKind kind, const at::Tensor& whole, const at::Tensor&
 
 CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options, 0, op);
-  impl.check_wire_dtype(CollectiveKind::kAllReduce, tensor, options.wire_dtype);
+  impl.check_wire_dtype(tensor, op, options.wire_dtype);
   collective.wire_dtype = options.wire_dtype;
   return make_in_place_request(std::move(collective), tensor, true);
 }

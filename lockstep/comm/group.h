@@ -44,10 +44,10 @@ struct CallOptions {
   /// The operation ends with a TimeoutError at this deadline, even if the other ranks make progress. Without a
   /// deadline, only InitOptions.timeout applies.
   std::optional<base::Deadline> deadline = {};
-  /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16 or float16). Each
-  /// host's sum is rounded once, the sums are added in float32, and the result is rounded once. Tensors of at most
-  /// 4 KiB are sent in float32, and data that stays within a host is not rounded. The transports tcp and mpi accept
-  /// float32 only.
+  /// all_reduce of float32 only: the dtype in which data is sent between hosts (float32, bfloat16, float16 or, for sums
+  /// and means, int8: with a scale for 256 numbers, of which the largest is 127). Each host's sum is rounded once, the
+  /// sums are added in float32, and the result is rounded once. Tensors of at most 4 KiB are sent in float32, and data
+  /// that stays within a host is not rounded. The transports tcp and mpi accept float32 only.
   at::ScalarType wire_dtype = at::kFloat;
 };
 

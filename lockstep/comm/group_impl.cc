@@ -122,17 +122,21 @@ void Group::Impl::check_root(CollectiveKind kind, int root) const {
 void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire_dtype) {
   const auto& wire_dtypes = transport.capabilities().wire_dtypes;
   if (has(wire_dtypes, wire_dtype)) return;
-  throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
-                       c10::toString(wire_dtype) + "; expected " + join_names(wire_dtypes),
-                   "use the transport hierarchy, which sends float32 as float32, bfloat16 or float16 between hosts");
+  throw UsageError(
+      call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
+          c10::toString(wire_dtype) + "; expected " + join_names(wire_dtypes),
+      "use the transport hierarchy, which sends float32 as float32, bfloat16, float16 or int8 between hosts");
 }
 
-void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const {
+void Group::Impl::check_wire_dtype(const at::Tensor& tensor, ReduceOp op, at::ScalarType wire_dtype) const {
   if (wire_dtype == at::kFloat) return;
-  const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
+  const std::string call = "all_reduce(" + describe(tensor) + ")";
   if (tensor.scalar_type() != at::kFloat)
     throw UsageError(call + ": wire_dtype is " + c10::toString(wire_dtype) +
                      ", which requires a float32 tensor; expected Float");
+  if (wire_dtype == at::kChar && op != ReduceOp::kSum && op != ReduceOp::kMean)
+    throw UsageError(call + ": wire_dtype is int8 with the operation " + std::string(comm::name(op)) +
+                     "; expected sum or mean");
   comm::check_wire_dtype(*transport_, call, wire_dtype);
 }
 

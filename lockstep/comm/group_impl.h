@@ -62,7 +62,7 @@ struct Group::Impl {
   Collective make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options, int root = 0,
                              ReduceOp reduce_op = ReduceOp::kSum) const;
   void check_root(CollectiveKind kind, int root) const;
-  void check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire_dtype) const;
+  void check_wire_dtype(const at::Tensor& tensor, ReduceOp op, at::ScalarType wire_dtype) const;
   [[noreturn]] void fail(const base::CommError& error);
   /// GroupAccess::make_gradient_reducer() without the decorators. `reducer_name` is the name of the model.
   std::unique_ptr<GradientReducer> make_reducer(std::string reducer_name, std::vector<GradientSpec> specs,

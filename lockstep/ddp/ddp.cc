@@ -69,7 +69,8 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
                        std::to_string(options.bucket_bytes.size()) + " sizes; expected one or two, of 1 or more");
   if (options.wire_dtype != at::kFloat && options.wire_dtype != at::kBFloat16 && options.wire_dtype != at::kHalf)
     throw UsageError(std::string("DdpOptions.wire_dtype is ") + c10::toString(options.wire_dtype) +
-                     "; expected float32, bfloat16 or float16");
+                         "; expected float32, bfloat16 or float16",
+                     "for int8, use the hook Int8Hook, in Python hook=lockstep.Int8()");
   if (options.wire_dtype != at::kFloat && options.hook)
     throw UsageError("DdpOptions.wire_dtype is " + std::string(comm::name(options.wire_dtype)) + " with the hook " +
                      options.hook->name() + ", which chooses its own wire format; expected float32 with a hook");

@@ -37,7 +37,7 @@ from lockstep.errors import (
     UsageError,
 )
 from lockstep.group import Group, Work, init
-from lockstep.hooks import PowerSGD
+from lockstep.hooks import Int8, PowerSGD
 from lockstep.host_shared import HostShared, host_shared
 from lockstep.host_sync import HostSync
 from lockstep.outer import DiLoCo, SparseLoCo
@@ -48,6 +48,6 @@ _lockstep_backend.register()
 __all__ = ["PREEMPTED", "__version__", "checkpoint", "data", "nn", "optim"]
 __all__ += ["Group", "Work", "init"]
 __all__ += ["DistributedDataParallel", "broadcast_parameters", "join"]
-__all__ += ["DiLoCo", "HostShared", "HostSync", "PowerSGD", "SparseLoCo", "host_shared"]
+__all__ += ["DiLoCo", "HostShared", "HostSync", "Int8", "PowerSGD", "SparseLoCo", "host_shared"]
 __all__ += ["CommError", "DesyncError", "Error", "FormatError", "PeerLostError"]
 __all__ += ["SystemError", "TimeoutError", "UsageError"]

@@ -32,7 +32,7 @@ from lockstep import _C, _failures, _optimizer_state
 from lockstep.ddp import DistributedDataParallel, non_persistent_buffers
 from lockstep.errors import UsageError
 from lockstep.group import Group
-from lockstep.hooks import PowerSGD
+from lockstep.hooks import StatefulHook
 from lockstep.host_sync import HostSync
 from lockstep.optim import FusedOptimizer
 
@@ -144,7 +144,7 @@ class TrainingState:
                 a DistributedDataParallel of this package: its bucket layout, for bucket_layout(), and what hosts that
                 train apart need (average_hosts_every, outer); a HostSync: likewise. Then the first rank of each host
                 saves all members, and a host resumes from its own; a new one, from those of rank 0;
-                a PowerSGD, whose state is each rank's own;
+                a PowerSGD or an Int8, whose state is each rank's own;
                 an object with state_dict() and load_state_dict() whose values are numbers, strings, tensors, and lists
                 and dicts of numbers and strings: a loader, a GradScaler, your own;
                 a bool, int, float, str or tensor: a value that this object keeps, state[name].
@@ -175,7 +175,7 @@ class TrainingState:
                 lambda saved: member._ddp.load_outer_state(saved),
                 hosts_differ=member._ddp.hosts_differ(),
             )
-        elif isinstance(member, PowerSGD):
+        elif isinstance(member, StatefulHook):
             self._add(name, member.state_dict, member.load_state_dict, each_rank=True)
         elif isinstance(member, HostSync):
             hosts_differ = member._averager is not None

@@ -17,7 +17,7 @@ from lockstep import _C, _engine, _failures, _optimizer_patches, _optimizer_stat
 from lockstep._optimizer_state import parameters_of
 from lockstep.errors import Error, UsageError
 from lockstep.group import Group, when_joined, world
-from lockstep.hooks import PowerSGD
+from lockstep.hooks import StatefulHook
 from lockstep.outer import DiLoCo, SparseLoCo
 
 _T = TypeVar("_T")
@@ -224,7 +224,7 @@ class DistributedDataParallel:
             rank keeps its own, which may be replaced and change their sizes.
         ignore: names of parameters and buffers that are neither broadcast nor averaged.
         bf16_compress: sends float32 gradients as bfloat16.
-        hook: a lockstep.PowerSGD, which sends low-rank approximations of gradients.
+        hook: a lockstep.Int8, which sends gradients as int8, or a lockstep.PowerSGD: approximations of low rank.
         wire_dtype: torch.bfloat16 or torch.float16: rounds float32 gradients only between hosts.
         average_hosts_every: N > 1: averages gradients within each host, and parameters between hosts every N steps,
             after the step of the first optimizer that has one of the model's parameters.
@@ -254,7 +254,7 @@ class DistributedDataParallel:
         buffers: str = "broadcast",
         ignore: Sequence[str] = (),
         bf16_compress: bool = False,
-        hook: PowerSGD | None = None,
+        hook: StatefulHook | None = None,
         wire_dtype: torch.dtype = torch.float32,
         average_hosts_every: int = 1,
         outer: DiLoCo | SparseLoCo | None = None,
@@ -269,9 +269,9 @@ class DistributedDataParallel:
                 f"DistributedDataParallel: wire_dtype is {wire_dtype!r}; expected torch.float32, torch.bfloat16 or "
                 "torch.float16"
             )
-        if not isinstance(hook, PowerSGD | None) or (hook and bf16_compress):
+        if not isinstance(hook, StatefulHook | None) or (hook and bf16_compress):
             raise UsageError(
-                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD without bf16_compress, "
+                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD or lockstep.Int8, without bf16_compress, "
                 "or None"
             )
         if not isinstance(outer, DiLoCo | SparseLoCo | None):

@@ -11,6 +11,7 @@
 #include "lockstep/ddp/backward.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/int8_hook.h"
 #include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "lockstep/ddp/outer/host_averager.h"
 #include "lockstep/ddp/replicas.h"
@@ -108,8 +109,15 @@ ddp::OuterMethod outer_method(const py::object& options) {
 }
 
 std::shared_ptr<comm::GradientHook> hook_of(bool bf16_compress, const py::object& hook) {
-  if (!hook.is_none()) return hook.cast<std::shared_ptr<ddp::PowerSgdHook>>();
+  if (!hook.is_none()) return hook.cast<std::shared_ptr<comm::GradientHook>>();
   return bf16_compress ? std::make_shared<ddp::Bf16CompressHook>() : nullptr;
+}
+
+template <typename Hook>
+py::class_<Hook, std::shared_ptr<Hook>, comm::GradientHook> bind_hook(py::module_& module, const char* name) {
+  return py::class_<Hook, std::shared_ptr<Hook>, comm::GradientHook>(module, name)
+      .def("state_dict", &Hook::state_dict)
+      .def("load_state_dict", [](Hook& self, const py::dict& values) { self.load_state_dict(state_dict(values)); });
 }
 
 ddp::DdpOptions ddp_options(const py::dict& values) {
@@ -259,13 +267,11 @@ void bind_ddp(py::module_& module) {
            [](ddp::HostAverager& self, const py::dict& values, const std::vector<at::Tensor>& parameters) {
              self.load_state_dict(state_dict(values), parameters);
            });
-  py::class_<ddp::PowerSgdHook, std::shared_ptr<ddp::PowerSgdHook>>(module, "PowerSgdHook")
-      .def(py::init([](int rank, int dense_steps) {
-        return std::make_shared<ddp::PowerSgdHook>(ddp::PowerSgdOptions{.rank = rank, .dense_steps = dense_steps});
-      }))
-      .def("state_dict", &ddp::PowerSgdHook::state_dict)
-      .def("load_state_dict",
-           [](ddp::PowerSgdHook& self, const py::dict& values) { self.load_state_dict(state_dict(values)); });
+  py::class_<comm::GradientHook, std::shared_ptr<comm::GradientHook>>(module, "GradientHook");
+  bind_hook<ddp::PowerSgdHook>(module, "PowerSgdHook").def(py::init([](int rank, int dense_steps) {
+    return std::make_shared<ddp::PowerSgdHook>(ddp::PowerSgdOptions{.rank = rank, .dense_steps = dense_steps});
+  }));
+  bind_hook<ddp::Int8Hook>(module, "Int8Hook").def(py::init<>());
   module.def("host_id", job::host_id);
   module.def("run_backward", run_backward);
   module.def("in_backward", [] { return ddp::Backward::current() != nullptr; });

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/codec/int8.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm::hierarchy {
@@ -30,6 +32,25 @@ char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.muta
 
 at::Tensor first_bytes(const at::Tensor& tensor, std::size_t bytes) {
   return tensor.narrow(0, 0, static_cast<std::int64_t>(bytes));
+}
+
+/// Whether float32 is sent as int8, which has bytes that are no numbers of their own.
+bool is_encoded(at::ScalarType dtype, Wire wire) { return dtype == at::kFloat && wire.dtype == at::kChar; }
+
+std::size_t wire_bytes(at::ScalarType dtype, Wire wire, std::size_t count) {
+  return is_encoded(dtype, wire) ? static_cast<std::size_t>(int8_bytes(static_cast<std::int64_t>(count)))
+                                 : count * c10::elementSize(wire.dtype);
+}
+
+/// Gives the error feedback of an operation its sizes. If it has others, it is that of another layout of the gradients,
+/// and begins anew.
+void prepare(ErrorFeedback& feedback, std::size_t sent, std::size_t result) {
+  const auto fit = [](at::Tensor& tensor, std::size_t count) {
+    if (!tensor.defined() || tensor.numel() != static_cast<std::int64_t>(count))
+      tensor = at::zeros({static_cast<std::int64_t>(count)}, at::kFloat);
+  };
+  fit(feedback.sent, sent);
+  fit(feedback.result, result);
 }
 
 }  // namespace
@@ -63,16 +84,18 @@ void CrossHostGroup::allocate_slots(std::size_t chunk_bytes) {
   }
 }
 
-void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, at::ScalarType wire_dtype) {
-  if (slices.dtype != at::kFloat) wire_dtype = slices.dtype;
-  const std::size_t unit = 64 * num_hosts_;
-  const std::size_t target_bytes =
-      std::clamp(slices.count * c10::elementSize(wire_dtype) / kPipelineDepth, kMinChunkBytes, kMaxChunkBytes);
-  const std::size_t step =
-      (std::min(target_bytes / c10::elementSize(wire_dtype), slices.count) + unit - 1) / unit * unit;
-  allocate_slots(step * c10::elementSize(wire_dtype));
-  if (wire_dtype != slices.dtype) unrounded_ = at::empty({static_cast<std::int64_t>(step)}, at::kFloat);
+void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, Wire wire) {
+  if (slices.dtype != at::kFloat) wire.dtype = slices.dtype;
+  const bool encodes = is_encoded(slices.dtype, wire);
+  const std::size_t unit = (encodes ? static_cast<std::size_t>(kInt8Block) : 64) * num_hosts_;
+  const std::size_t element = c10::elementSize(wire.dtype);
+  const std::size_t target_bytes = std::clamp(slices.count * element / kPipelineDepth, kMinChunkBytes, kMaxChunkBytes);
+  const std::size_t step = (std::min(target_bytes / element, slices.count) + unit - 1) / unit * unit;
+  allocate_slots(wire_bytes(slices.dtype, wire, step));
+  if (wire.dtype != slices.dtype) unrounded_ = at::empty({static_cast<std::int64_t>(step)}, at::kFloat);
   const std::size_t num_chunks = slices.count == 0 ? 0 : (slices.count + step - 1) / step;
+  if (encodes) part_sums_ = at::empty({static_cast<std::int64_t>(step / num_hosts_)}, at::kFloat);
+  if (encodes && wire.error_feedback) prepare(*wire.error_feedback, num_chunks * step, num_chunks * step / num_hosts_);
   // The order depends on i alone, so all members of the group start the same operations in the same order.
   for (std::size_t i = 0; i < num_chunks + kScatterDepth + kGatherDepth; ++i) {
     if (i < num_chunks) {
@@ -80,51 +103,97 @@ void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divi
       slot.first = i * step;
       slot.count = std::min(step, slices.count - slot.first);
       slot.part_count = (slot.count + num_hosts_ - 1) / num_hosts_;
-      start_scatter(slices, op, wire_dtype, slot);
+      if (encodes) slot.part_count = (slot.count + unit - 1) / unit * static_cast<std::size_t>(kInt8Block);
+      slot.part_bytes = wire_bytes(slices.dtype, wire, slot.part_count);
+      start_scatter(slices, op, wire, slot);
     }
     if (i >= kScatterDepth && i - kScatterDepth < num_chunks)
-      start_gather(op, divisor, wire_dtype, slots_[(i - kScatterDepth) % kPipelineDepth]);
+      start_gather(op, divisor, wire, slices.dtype, slots_[(i - kScatterDepth) % kPipelineDepth]);
     if (i >= kScatterDepth + kGatherDepth)
-      store_result(slices, wire_dtype, slots_[(i - kScatterDepth - kGatherDepth) % kPipelineDepth]);
+      store_result(slices, wire, slots_[(i - kScatterDepth - kGatherDepth) % kPipelineDepth]);
   }
 }
 
 /// Reduces the chunk among the ranks of this host and starts to send each host its part.
-void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, at::ScalarType wire_dtype,
-                                   PipelineSlot& slot) {
+void CrossHostGroup::start_scatter(const LocalSlices& slices, ReduceOp op, Wire wire, PipelineSlot& slot) {
   const std::size_t element = c10::elementSize(slices.dtype);
   c10::SmallVector<const void*, 16> inputs;
   for (const char* local : slices.locals) inputs.push_back(local + slot.first * element);
-  void* sum = wire_dtype == slices.dtype ? bytes_of(slot.sent) : bytes_of(unrounded_);
+  void* sum = wire.dtype == slices.dtype ? bytes_of(slot.sent) : bytes_of(unrounded_);
   shm::reduce_to(sum, inputs, slices.dtype, op, slot.count);
-  if (wire_dtype != slices.dtype)
-    shm::convert(
-        {.from = slices.dtype, .to = wire_dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
-  const std::size_t wire_element_bytes = c10::elementSize(wire_dtype);
-  const std::size_t bytes = slot.part_count * num_hosts_ * wire_element_bytes;
-  std::memset(bytes_of(slot.sent) + slot.count * wire_element_bytes, 0, bytes - slot.count * wire_element_bytes);
+  const std::size_t bytes = slot.part_bytes * num_hosts_;
+  if (is_encoded(slices.dtype, wire)) {
+    encode_sums(slot, wire.error_feedback);
+  } else {
+    if (wire.dtype != slices.dtype)
+      shm::convert(
+          {.from = slices.dtype, .to = wire.dtype, .input = sum, .output = bytes_of(slot.sent), .count = slot.count});
+    const std::size_t used = slot.count * c10::elementSize(wire.dtype);
+    std::memset(bytes_of(slot.sent) + used, 0, bytes - used);
+  }
   slot.scatter_pending =
       start(CollectiveKind::kAllToAll, first_bytes(slot.sent, bytes), first_bytes(slot.received, bytes));
 }
 
+/// Encodes the sums in unrounded_, which are followed by zeros.
+void CrossHostGroup::encode_sums(PipelineSlot& slot, ErrorFeedback* error_feedback) {
+  const std::size_t padded = slot.part_count * num_hosts_;
+  auto* const sums = unrounded_.mutable_data_ptr<float>();
+  auto* values = sums;
+  if (error_feedback) {
+    values = error_feedback->sent.mutable_data_ptr<float>() + slot.first;
+    for (std::size_t i = 0; i < slot.count; ++i) values[i] += sums[i];
+  } else {
+    std::fill(sums + slot.count, sums + padded, 0.0F);
+  }
+  encode_int8(values, static_cast<std::int64_t>(padded), slot.sent.mutable_data_ptr<std::uint8_t>());
+}
+
 /// Reduces this host's part over all hosts and starts to send the result to all of them.
-void CrossHostGroup::start_gather(ReduceOp op, int divisor, at::ScalarType wire_dtype, PipelineSlot& slot) {
+void CrossHostGroup::start_gather(ReduceOp op, int divisor, Wire wire, at::ScalarType dtype, PipelineSlot& slot) {
   wait(slot.scatter_pending);
-  const std::size_t part_bytes = slot.part_count * c10::elementSize(wire_dtype);
-  c10::SmallVector<const void*, 16> inputs;
-  for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(slot.received) + host * part_bytes);
-  shm::reduce_to(bytes_of(slot.part), inputs, wire_dtype, op, slot.part_count, divisor);
-  slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, part_bytes),
-                              first_bytes(slot.all, part_bytes * num_hosts_));
+  if (is_encoded(dtype, wire)) {
+    add_encoded_parts(slot, divisor, wire.error_feedback);
+  } else {
+    c10::SmallVector<const void*, 16> inputs;
+    for (std::size_t host = 0; host < num_hosts_; ++host)
+      inputs.push_back(bytes_of(slot.received) + host * slot.part_bytes);
+    shm::reduce_to(bytes_of(slot.part), inputs, wire.dtype, op, slot.part_count, divisor);
+  }
+  slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, slot.part_bytes),
+                              first_bytes(slot.all, slot.part_bytes * num_hosts_));
+}
+
+/// The hosts' parts are added in the order of the hosts, and their mean is encoded.
+void CrossHostGroup::add_encoded_parts(PipelineSlot& slot, int divisor, ErrorFeedback* error_feedback) {
+  const auto count = static_cast<std::int64_t>(slot.part_count);
+  auto* sums = part_sums_.mutable_data_ptr<float>();
+  if (error_feedback)
+    sums = error_feedback->result.mutable_data_ptr<float>() + slot.first / num_hosts_;
+  else
+    std::fill_n(sums, count, 0.0F);
+  for (std::size_t host = 0; host < num_hosts_; ++host)
+    add_int8(slot.received.const_data_ptr<std::uint8_t>() + host * slot.part_bytes, count,
+             1 / static_cast<float>(divisor), sums);
+  encode_int8(sums, count, slot.part.mutable_data_ptr<std::uint8_t>());
 }
 
 /// Writes the result of the chunk to the slices of all ranks of this host.
-void CrossHostGroup::store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot) {
+void CrossHostGroup::store_result(const LocalSlices& slices, Wire wire, PipelineSlot& slot) {
   wait(slot.gather_pending);
+  const void* result = bytes_of(slot.all);
+  if (is_encoded(slices.dtype, wire)) {
+    const std::size_t padded = slot.part_count * num_hosts_;
+    auto* const decoded = unrounded_.mutable_data_ptr<float>();
+    std::fill_n(decoded, padded, 0.0F);
+    add_int8(slot.all.const_data_ptr<std::uint8_t>(), static_cast<std::int64_t>(padded), 1, decoded);
+    result = decoded;
+    wire.dtype = slices.dtype;
+  }
   for (char* local : slices.locals)
-    shm::convert({.from = wire_dtype,
+    shm::convert({.from = wire.dtype,
                   .to = slices.dtype,
-                  .input = bytes_of(slot.all),
+                  .input = result,
                   .output = local + slot.first * c10::elementSize(slices.dtype),
                   .count = slot.count});
 }

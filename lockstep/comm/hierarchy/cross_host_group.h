@@ -19,6 +19,12 @@ struct LocalSlices {
   std::size_t count = 0;
 };
 
+/// How float32 is sent.
+struct Wire {
+  at::ScalarType dtype = at::kFloat;
+  ErrorFeedback* error_feedback = nullptr;  ///< with int8; null: what rounding loses is lost
+};
+
 /// Each call blocks until the operation is done, and throws if `stop` is set or the cross-host transport fails. One
 /// thread at a time may use it. All members of the group must make the same calls in the same order.
 class CrossHostGroup {
@@ -29,10 +35,11 @@ class CrossHostGroup {
                  const std::atomic<bool>& stop);
 
   /// Replaces every local slice by the reduction of the slices of all ranks of all hosts, with the same bits
-  /// everywhere. The group reduces the slices of this host, rounds float32 to `wire_dtype`, and sends each part to the
+  /// everywhere. The group reduces the slices of this host, rounds float32 to `wire.dtype`, and sends each part to the
   /// host that owns it. The owner reduces the parts in the order of the hosts, divides by `divisor`, rounds once, and
-  /// sends the result to all hosts. The slices are split into chunks, several of which are in flight.
-  void all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, at::ScalarType wire_dtype);
+  /// sends the result to all hosts. The slices are split into chunks, several of which are in flight. As int8, `op` is
+  /// a sum.
+  void all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, Wire wire);
   /// Replaces every local slice by the one of host `root`. On that host it is slices.locals[source].
   void broadcast(const LocalSlices& slices, int root, std::size_t source);
 
@@ -47,10 +54,13 @@ class CrossHostGroup {
     std::size_t first = 0;
     std::size_t count = 0;
     std::size_t part_count = 0;
+    std::size_t part_bytes = 0;
   };
-  void start_scatter(const LocalSlices& slices, ReduceOp op, at::ScalarType wire_dtype, PipelineSlot& slot);
-  void start_gather(ReduceOp op, int divisor, at::ScalarType wire_dtype, PipelineSlot& slot);
-  void store_result(const LocalSlices& slices, at::ScalarType wire_dtype, PipelineSlot& slot);
+  void start_scatter(const LocalSlices& slices, ReduceOp op, Wire wire, PipelineSlot& slot);
+  void encode_sums(PipelineSlot& slot, ErrorFeedback* error_feedback);
+  void start_gather(ReduceOp op, int divisor, Wire wire, at::ScalarType dtype, PipelineSlot& slot);
+  void add_encoded_parts(PipelineSlot& slot, int divisor, ErrorFeedback* error_feedback);
+  void store_result(const LocalSlices& slices, Wire wire, PipelineSlot& slot);
   void allocate_slots(std::size_t chunk_bytes);
   void wait(const PendingPtr& pending) const;
   PendingPtr start(CollectiveKind kind, const at::Tensor& input, const at::Tensor& output, int root = 0);
@@ -61,7 +71,8 @@ class CrossHostGroup {
   const std::atomic<bool>& stop_;
   std::uint64_t seq_ = 0;
   std::vector<PipelineSlot> slots_;
-  at::Tensor unrounded_;  // this host's sum before it is rounded
+  at::Tensor unrounded_;  // this host's sum before it is rounded; of int8, then the result
+  at::Tensor part_sums_;  // of this host's part, before they are sent as int8
 };
 
 }  // namespace lockstep::comm::hierarchy

@@ -249,7 +249,7 @@ class LargeCollective final : public shm::SyncOp {
       return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
     }
     const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
-    cross_host_group_->all_reduce(slices, op_.op, divisor, op_.wire_dtype);
+    cross_host_group_->all_reduce(slices, op_.op, divisor, {op_.wire_dtype, op_.error_feedback.get()});
   }
 
   void complete() override {
@@ -318,7 +318,7 @@ class HierarchyTransport final : public Transport {
 
   std::string_view name() const override { return "hierarchy"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all{.wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf}};
+    static const Capabilities all{.wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kChar}};
     return all;
   }
 

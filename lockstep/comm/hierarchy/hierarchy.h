@@ -39,7 +39,7 @@ struct HierarchyOptions {
 ///
 /// Reductions are in the order of the ranks within a host and then in the order of the hosts, so the bits are the same
 /// on all ranks and in all runs. float16 and bfloat16 are rounded once per host and once at the end. float32 is rounded
-/// in the same way if Collective::wire_dtype is float16 or bfloat16 and the tensor is larger than 4 KiB.
+/// in the same way if Collective::wire_dtype is float16, bfloat16 or int8 and the tensor is larger than 4 KiB.
 ///
 /// Small operations make progress while a thread waits for them, and overtake large ones. Large operations use two
 /// queues in turn, each with its own connections and its own thread (which the first operation starts), so that

@@ -43,6 +43,14 @@ std::string_view name(ReduceOp op);
 /// Returns "float32", ...; "?" for a dtype that no operation accepts.
 std::string_view name(at::ScalarType dtype);
 
+/// What rounding to int8 has lost of the tensor of an all_reduce that is repeated, and what is added the next time
+/// (error feedback): float32 on the CPU, with the sizes that the transport gives them in the first operation. Its owner
+/// may read, save and replace it between two operations.
+struct ErrorFeedback {
+  at::Tensor sent;    ///< of what this rank has sent to others
+  at::Tensor result;  ///< of the part of the result that this rank has sent to others
+};
+
 /// One operation. Its tensors are contiguous and on a device that the transport supports. In the table, n is the number
 /// of elements of one rank's part and w the number of ranks:
 ///
@@ -64,8 +72,10 @@ struct Collective {
   at::Tensor output;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  /// The dtype in which a float32 all_reduce sends its data between hosts: float32, bfloat16 or float16.
+  /// The dtype in which a float32 all_reduce sends its data between hosts: float32, bfloat16, float16 or, for sums and
+  /// means, int8 (comm/codec/int8.h).
   at::ScalarType wire_dtype = at::kFloat;
+  std::shared_ptr<ErrorFeedback> error_feedback;  ///< for int8; null: what rounding loses is lost
   std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
   std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();

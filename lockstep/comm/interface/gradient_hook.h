@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/interface/pending.h"
 
 namespace lockstep::comm::inline interface {
@@ -43,6 +45,11 @@ class HookContext {
   virtual int size() const = 0;
   /// Starts summing `tensor` over the ranks, in place. Does not wait for other ranks.
   virtual PendingPtr all_reduce(const at::Tensor& tensor) = 0;
+  /// The same for a float32 tensor, whose sums are sent between hosts as int8 and nothing is rounded inside a host.
+  /// Returns null, on all ranks, if the transport does not support it.
+  virtual PendingPtr all_reduce_int8(const at::Tensor& /*tensor*/, std::shared_ptr<ErrorFeedback> /*feedback*/) {
+    return nullptr;
+  }
   /// Starts gathering the ranks' inputs in rank order. `output` must have size() times as many elements as `input`.
   /// Does not wait for other ranks.
   virtual PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) = 0;

@@ -163,6 +163,16 @@ PendingPtr ChannelHookContext::all_reduce(const at::Tensor& tensor) {
   return channel_.start(op);
 }
 
+PendingPtr ChannelHookContext::all_reduce_int8(const at::Tensor& tensor, std::shared_ptr<ErrorFeedback> feedback) {
+  const auto& wire_dtypes = channel_.transport().capabilities().wire_dtypes;
+  if (std::find(wire_dtypes.begin(), wire_dtypes.end(), at::kChar) == wire_dtypes.end()) return nullptr;
+  Collective op = op_;
+  op.input = op.output = tensor;
+  op.wire_dtype = at::kChar;
+  op.error_feedback = std::move(feedback);
+  return channel_.start(op);
+}
+
 PendingPtr ChannelHookContext::all_gather(const at::Tensor& output, const at::Tensor& input) {
   Collective op = op_;
   op.kind = CollectiveKind::kAllGather;

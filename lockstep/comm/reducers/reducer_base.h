@@ -59,6 +59,7 @@ class ChannelHookContext final : public HookContext {
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
   PendingPtr all_reduce(const at::Tensor& tensor) override;
+  PendingPtr all_reduce_int8(const at::Tensor& tensor, std::shared_ptr<ErrorFeedback> feedback) override;
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input) override;
   void wait(Pending& pending) override;
 

@@ -371,7 +371,7 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all{.wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf}};
+    static const Capabilities all{.wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kChar}};
     return all;
   }
 

@@ -12,37 +12,23 @@
 #include <numeric>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/codec/coding.h"
+#include "lockstep/comm/codec/int8.h"
 
 namespace lockstep::ddp::inline outer {
 namespace {
 
+using comm::kLeastMagnitude;
+using comm::largest_magnitude;
+using comm::magnitude_bits;
+using comm::read;
+using comm::rounded;
+using comm::write;
+
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint32_t kInfinityBits = 0x7f800000;
 constexpr std::int64_t kInt4Block = 64;             // that shares a scale
-constexpr float kLeastMagnitude = 1e-30F;           // below it, 1 / scale would be infinite; sent as zero
 constexpr std::int64_t kParallelNumbers = 1 << 16;  // for one thread, at least
-
-template <typename T>
-T read(const std::uint8_t* bytes) {
-  T value;
-  std::memcpy(&value, bytes, sizeof value);
-  return value;
-}
-template <typename T>
-void write(std::uint8_t* bytes, T value) {
-  std::memcpy(bytes, &value, sizeof value);
-}
-
-/// The bits of |value|, in the order of magnitudes; those of a NaN are largest.
-std::uint32_t magnitude_bits(float value) { return std::bit_cast<std::uint32_t>(value) & 0x7fffffff; }
-
-template <std::int64_t kCount>
-float largest_magnitude(const float* values) {
-  std::int32_t largest = 0;  // signed, for which every x86-64 has a vector comparison
-  for (std::int64_t i = 0; i < kCount; ++i)
-    largest = std::max(largest, static_cast<std::int32_t>(magnitude_bits(values[i])));
-  return std::bit_cast<float>(largest);
-}
 
 std::uint16_t to_bfloat16(float value) {  // to nearest, ties to even
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -50,12 +36,6 @@ std::uint16_t to_bfloat16(float value) {  // to nearest, ties to even
   return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 float from_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
-
-/// To the nearest integer, ties to even, for |value| < 2^22.
-std::int32_t rounded(float value) {
-  constexpr float kShift = 12582912;  // 1.5 * 2^23
-  return std::bit_cast<std::int32_t>(value + kShift) - std::bit_cast<std::int32_t>(kShift);
-}
 
 // One coder for each Payload: encodes and decodes a block.
 
@@ -87,29 +67,11 @@ struct Bfloat16Coder {
 };
 
 struct Int8Coder {
-  static constexpr std::int64_t kBytes = 4 + kPayloadBlock;
-  static void encode(float* values, std::uint8_t* bytes) {
-    const float largest = largest_magnitude<kPayloadBlock>(values);
-    const bool is_finite = std::isfinite(largest);
-    const bool is_zero = largest < kLeastMagnitude;
-    const float scale = !is_finite ? kNan : is_zero ? 0 : largest / 127;
-    const float inverse = is_finite && !is_zero ? 127 / largest : 0;
-    write(bytes, scale);
-    if (!is_finite) {
-      std::memset(bytes + 4, 0, kPayloadBlock);
-      std::fill_n(values, kPayloadBlock, 0.0F);
-      return;
-    }
-    for (std::int64_t i = 0; i < kPayloadBlock; ++i) {
-      const std::int32_t code = rounded(values[i] * inverse);
-      bytes[4 + i] = static_cast<std::uint8_t>(code);
-      values[i] -= scale * static_cast<float>(code);
-    }
-  }
+  static_assert(kPayloadBlock == comm::kInt8Block);
+  static constexpr std::int64_t kBytes = comm::kInt8BlockBytes;
+  static void encode(float* values, std::uint8_t* bytes) { comm::encode_int8(values, kPayloadBlock, bytes); }
   static void add(const std::uint8_t* bytes, float weight, float* sums) {
-    const auto scale = read<float>(bytes);
-    for (std::int64_t i = 0; i < kPayloadBlock; ++i)
-      sums[i] += weight * (scale * static_cast<float>(static_cast<std::int8_t>(bytes[4 + i])));
+    comm::add_int8(bytes, kPayloadBlock, weight, sums);
   }
 };
 

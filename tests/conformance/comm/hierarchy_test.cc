@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include "lockstep/base/error.h"
@@ -83,7 +85,41 @@ TEST(Hierarchy, WireDtypeRoundsHostSumsAndResultOnce) {
   }
 }
 
+TEST(Hierarchy, Int8RoundsHostSumsAndResultByAHalfStepEach) {
+  for (const std::int64_t count : {kLarge, std::int64_t{1500}, std::int64_t{3 * (2 << 20) + 77}})
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
+      const at::Tensor tensor = values_of(world().rank(), count);
+      world().all_reduce(tensor, op, {.wire_dtype = at::kChar});
+      const double divisor = op == ReduceOp::kMean ? world().size() : 1;
+      at::Tensor exact = at::zeros({count}, at::kDouble);
+      double bound = 0;
+      for (const at::Tensor& sum : host_sums(count)) {
+        exact += sum.to(at::kDouble) / divisor;
+        bound += sum.abs().max().item<double>() / 127 / 2 / divisor;
+      }
+      bound += (exact.abs().max().item<double>() + bound) / 127 / 2;
+      const double error = (tensor.to(at::kDouble) - exact).abs().max().item<double>();
+      EXPECT_LT(error, 1.001 * bound) << count;
+      EXPECT_GT(error, 0.2 * bound) << count;
+      const at::Tensor all = at::empty({world().size() * count});
+      world().all_gather(all, tensor);
+      for (int rank = 0; rank < world().size(); ++rank)
+        EXPECT_TRUE(all.narrow(0, rank * count, count).equal(tensor)) << count << ", rank " << rank;
+    }
+}
+
+TEST(Hierarchy, Int8PassesOnWhatIsNotFinite) {
+  const at::Tensor tensor = values_of(world().rank(), kLarge);
+  if (world().rank() == 1) tensor[1000] = std::numeric_limits<float>::infinity();
+  world().all_reduce(tensor, ReduceOp::kSum, {.wire_dtype = at::kChar});
+  EXPECT_FALSE(std::isfinite(tensor[1000].item<float>()));
+  EXPECT_LE(tensor.isfinite().logical_not().sum().item<std::int64_t>(), 256);
+}
+
 TEST(Hierarchy, WireDtypeForOtherThanFloat32IsRejected) {
+  EXPECT_THAT(tests::message_of<base::UsageError>(
+                  [&] { world().all_reduce(at::ones({4}), ReduceOp::kMax, {.wire_dtype = at::kChar}); }),
+              ::testing::HasSubstr("wire_dtype is int8 with the operation max; expected sum or mean"));
   const at::Tensor tensor = at::ones({4}, at::kDouble);
   EXPECT_THAT(tests::message_of<base::UsageError>(
                   [&] { world().all_reduce(tensor, ReduceOp::kSum, {.wire_dtype = at::kBFloat16}); }),

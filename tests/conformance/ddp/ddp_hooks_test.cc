@@ -6,6 +6,7 @@
 #include <map>
 
 #include "lockstep/ddp/hooks/bf16_compress_hook.h"
+#include "lockstep/ddp/hooks/int8_hook.h"
 #include "lockstep/ddp/hooks/power_sgd_hook.h"
 #include "tests/conformance/ddp/test_models.h"
 #include "tests/support/temp_dir.h"
@@ -16,6 +17,7 @@ namespace {
 using ddp::Bf16CompressHook;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
+using ddp::Int8Hook;
 using ddp::PowerSgdHook;
 
 /// Parameters of several dtypes, one of them transposed in memory.
@@ -547,6 +549,120 @@ TEST(PowerSgd, WrongOptionsAndStatesAreRefused) {
                                  {"w/steps", std::int64_t{3}}, {"w/p", at::zeros({4, 2})},
                                  {"w/q", at::zeros({5, 2})},   {"w/error", at::zeros({4, 5})}};
   EXPECT_THAT(message([&] { PowerSgdHook().load_state_dict(state); }), testing::HasSubstr("another rank; expected 4"));
+}
+
+constexpr float kStep = 0.01F;  // of the rounded mean of a FixedGradientNet: 1.27 / 127
+
+/// A parameter whose gradient is the same in each step: numbers of less than a step, and a large one in each 64. The
+/// mean over the ranks is target(); that of a rank differs from it.
+struct FixedGradientNetImpl : torch::nn::Module {
+  FixedGradientNetImpl() { weight = register_parameter("weight", torch::zeros({70, 90})); }
+  static at::Tensor target() {
+    const at::Tensor values = at::linspace(0.1 * kStep, 0.9 * kStep, 70 * 90);
+    values.slice(0, 0, values.numel(), 64).fill_(127 * kStep);
+    return values.view({70, 90});
+  }
+  at::Tensor loss(int rank) {
+    const double weight_of_rank = 1 + 0.5 * (rank - 0.5 * (world().size() - 1)) / world().size();
+    return (weight * target() * weight_of_rank).sum();
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(FixedGradientNet);
+
+bool rounds() { return world().size() > 1 && world().transport() != "shm"; }
+
+TEST(Int8, WhatRoundingLosesArrivesLater) {
+  FixedGradientNet net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Int8Hook>()});
+  at::Tensor sum = torch::zeros({70, 90});
+  for (int step = 1; step <= 20; ++step) {
+    net->zero_grad();
+    net->loss(world().rank()).backward();
+    const at::Tensor got = net->weight.grad();
+    EXPECT_TRUE(same_bits(got));
+    EXPECT_EQ((got - FixedGradientNet::Impl::target()).abs().max().item<float>() > 0.1F * kStep, rounds()) << step;
+    sum += got;
+    EXPECT_LT((sum - step * FixedGradientNet::Impl::target()).abs().max().item<float>(), 1.1F * kStep) << step;
+  }
+}
+
+TEST(Int8, GradientsOfAllDtypesAndOfSomeRanksOnly) {
+  MixedNet net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Int8Hook>()});
+  for (int step = 0; step < 4; ++step) {
+    const bool rank_1_is_empty = step % 2 == 1;
+    net->zero_grad();
+    backward(net, world().rank(), step, rank_1_is_empty);
+    const auto locals = local_gradients(net, {step}, rank_1_is_empty);
+    const auto named = net->named_parameters();
+    for (std::size_t i = 0; i < named.size(); ++i) {
+      const at::Tensor got = named[i].value().grad();
+      at::Tensor mean = torch::zeros(got.sizes(), at::kDouble);
+      for (const auto& local : locals)
+        if (local[i].defined()) mean += local[i].to(at::kDouble) / world().size();
+      double largest = 1e-6;  // numbers of several gradients share a scale
+      for (const auto& local : locals)
+        for (const at::Tensor& gradient : local)
+          if (gradient.defined()) largest = std::max(largest, gradient.abs().max().to(at::kDouble).item<double>());
+      EXPECT_LT((got.to(at::kDouble) - mean).abs().max().item<double>(), 3 * largest / 127) << named[i].key();
+      EXPECT_TRUE(same_bits(got)) << named[i].key();
+    }
+  }
+}
+
+TEST(Int8, InfinityReachesAllRanksAndDropsWhatWasCarriedOver) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  std::vector<std::vector<at::Tensor>> results;
+  std::string layout;
+  for (const bool with_infinity : {true, false}) {
+    FixedGradientNet net;
+    DistributedDataParallel ddp(net, world(), {.bucket_layout = layout, .hook = std::make_shared<Int8Hook>()});
+    for (int step = with_infinity ? 0 : 4; step < 6; ++step) {
+      net->zero_grad();
+      const bool is_last = world().rank() == world().size() - 1;
+      const double factor = step == 3 && is_last ? std::numeric_limits<double>::infinity() : 1.0;
+      (net->loss(world().rank()) * factor).backward();
+      EXPECT_EQ(net->weight.grad().isfinite().all().item<bool>(), step != 3) << step;
+    }
+    layout = ddp.stats().layout;
+    results.push_back(gradients(*net));
+  }
+  EXPECT_TRUE(results[0][0].equal(results[1][0]));
+}
+
+TEST(Int8, StateResumesWithTheSameBits) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  std::vector<at::Tensor> results;
+  enum Stop { kNone, kStopped, kStopped_StateAfterLayout, kStopped_OfAnotherRank };
+  for (const Stop stop : {kNone, kStopped, kStopped_StateAfterLayout, kStopped_OfAnotherRank}) {
+    FixedGradientNet net;
+    auto hook = std::make_shared<Int8Hook>();
+    auto ddp = std::make_unique<DistributedDataParallel>(net, world(), DdpOptions{.hook = hook});
+    for (int step = 0; step < 6; ++step) {
+      if (stop != kNone && step == 3) {
+        checkpoint::StateDict state = checkpoint::clone_state(hook->state_dict());
+        if (stop == kStopped_OfAnotherRank) state["rank"] = std::int64_t{world().size()};
+        const std::string layout = ddp->stats().layout;
+        ddp.reset();
+        hook = std::make_shared<Int8Hook>();
+        if (stop != kStopped_StateAfterLayout) hook->load_state_dict(state);
+        ddp =
+            std::make_unique<DistributedDataParallel>(net, world(), DdpOptions{.bucket_layout = layout, .hook = hook});
+        if (stop == kStopped_StateAfterLayout) hook->load_state_dict(state);
+      }
+      net->zero_grad();
+      net->loss(world().rank()).backward();
+    }
+    results.push_back(net->weight.grad().clone());
+    EXPECT_EQ(results.back().equal(results.front()), stop != kStopped_OfAnotherRank || !rounds()) << stop;
+  }
+}
+
+TEST(Int8, WrongStateIsRefused) {
+  const checkpoint::StateDict state = {{"rank", std::int64_t{0}}, {"size", std::int64_t{1}}, {"other", true}};
+  EXPECT_THAT(message_of<base::UsageError>([&] { Int8Hook().load_state_dict(state); }),
+              testing::HasSubstr("has 3 values; expected the state of an Int8Hook"));
 }
 
 }  // namespace
