@@ -3,7 +3,9 @@
 // its seconds as a line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
-//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch or fused)
+//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch, fused or sharded)
+//
+// WIRE is float32, bfloat16, float16 or int8, which in steps is the hook.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -21,15 +23,16 @@ namespace {
 using lockstep::Group;
 
 at::ScalarType parse_wire_dtype(const std::string& name) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kChar})
     if (lockstep::comm::name(dtype) == name) return dtype;
-  throw lockstep::UsageError("WIRE is " + name + "; expected float32, bfloat16 or float16");
+  throw lockstep::UsageError("WIRE is " + name + "; expected float32, bfloat16, float16 or int8");
 }
 
-bool is_fused(const std::string& optimizer) {
-  if (optimizer != "torch" && optimizer != "fused")
-    throw lockstep::UsageError("OPTIMIZER is " + optimizer + "; expected torch or fused");
-  return optimizer == "fused";
+const std::vector<lockstep::optim::SGD::Group> kOneGroup;
+
+void check_optimizer(const std::string& optimizer) {
+  if (optimizer != "torch" && optimizer != "fused" && optimizer != "sharded")
+    throw lockstep::UsageError("OPTIMIZER is " + optimizer + "; expected torch, fused or sharded");
 }
 
 /// Returns the seconds of each of `runs` calls. Before the first call, rank 0 prints "ready" and blocks until a line
@@ -68,7 +71,9 @@ void all_reduce(const Group& world, std::int64_t bytes, at::ScalarType wire_dtyp
   print(world, seconds, "");
 }
 
-void steps(const Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs, bool fused) {
+void steps(const Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs,
+           const std::string& kind) {
+  check_optimizer(kind);
   torch::manual_seed(1);
   constexpr int kLayers = 10;
   constexpr std::int64_t kWidth = 1000;
@@ -88,7 +93,9 @@ void steps(const Group& world, const lockstep::DdpOptions& options, std::int64_t
   for (int warm = 0; warm < 5; ++warm) step();
   const auto alone = measure(world, runs, step);
   lockstep::DistributedDataParallel ddp(net, world, options);
-  if (fused) optimizer = std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01});
+  if (kind != "torch")
+    optimizer = std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01}, kOneGroup,
+                                                       lockstep::optim::FusedOptions{.shard_state = kind == "sharded"});
   for (int warm = 0; warm < 16; ++warm) step();  // covers the replica comparison, and a whole number of averages
   const auto together = measure(world, runs, step);
   std::string compute = ", \"compute_seconds\": [";
@@ -109,12 +116,15 @@ int main(int argc, char** argv) {
     Group world = lockstep::init();
     if (what == "all_reduce")
       all_reduce(world, number(2), parse_wire_dtype(argv[3]), static_cast<int>(number(4)));
-    else
-      steps(world,
-            {.bucket_bytes = {1 << 20, number(6)},
-             .wire_dtype = parse_wire_dtype(argv[3]),
-             .average_hosts_every = static_cast<int>(number(2))},
-            number(5), static_cast<int>(number(4)), is_fused(argv[7]));
+    else {
+      lockstep::DdpOptions options{.bucket_bytes = {1 << 20, number(6)},
+                                   .average_hosts_every = static_cast<int>(number(2))};
+      if (const at::ScalarType wire = parse_wire_dtype(argv[3]); wire == at::kChar)
+        options.hook = std::make_shared<lockstep::ddp::Int8Hook>();
+      else
+        options.wire_dtype = wire;
+      steps(world, options, number(5), static_cast<int>(number(4)), argv[7]);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
     return 1;

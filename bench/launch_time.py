@@ -22,6 +22,13 @@ import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
 
 
+LIMIT_S = 120  # of one launch; an implementation that takes longer is not measured again on so many hosts
+
+
+class TooSlowError(Exception):
+    pass
+
+
 def host_list(hosts, ranks):
     return ",".join(f"h{host}:{ranks}" for host in range(1, hosts + 1))
 
@@ -33,7 +40,7 @@ def commands(args, what, hosts, ranks):
         if what == "true"
         else (f"{args.bin}/bench_launch_rank", f"{args.bin}/bench_launch_mpi")
     )
-    implementations = {"lockstep": [[f"{args.bin}/lockstep", "run", "-H", host_list(hosts, ranks), program]]}
+    implementations = {"lockstep": [[f"{args.bin}/lockstep", "run", "--share-gpus", "-H", host_list(hosts, ranks), program]]}
     if ssh_cluster.has_mpirun() and (what == "true" or pathlib.Path(mpi_program).exists()):
         implementations["mpirun"] = [
             [
@@ -61,7 +68,14 @@ def time_launch(words_of_all, what):
         subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for words in words_of_all
     ]
-    ends = [process.communicate(timeout=120) for process in started]
+    try:
+        ends = [process.communicate(timeout=LIMIT_S) for process in started]
+    except subprocess.TimeoutExpired as error:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.communicate()
+        raise TooSlowError from error
     if any(process.returncode != 0 for process in started):
         raise RuntimeError(f"{words_of_all[0]} failed: {ends}")
     if what == "true":
@@ -75,9 +89,15 @@ def measure(args, cluster, what, hosts, ranks):
     connections = {}
     for run in range(args.runs + 1):
         order = list(implementations)
-        for impl in order if run % 2 else reversed(order):
+        for impl in order if run % 2 else order[::-1]:
             before = [cluster.connections(host) for host in range(1, hosts + 1)]
-            took = time_launch(implementations[impl], what)
+            try:
+                took = time_launch(implementations[impl], what)
+            except TooSlowError:
+                del implementations[impl], seconds[impl]
+                row = {"what": what, "impl": impl, "hosts": hosts, "ranks": ranks, "longer_than_s": LIMIT_S}
+                print(json.dumps(row), flush=True)
+                continue
             if run > 0:  # the first warms up
                 seconds[impl].append(took)
             connections[impl] = max(cluster.connections(host) - old for host, old in enumerate(before, start=1))

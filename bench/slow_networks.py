@@ -24,7 +24,7 @@ import cluster_job  # noqa: E402
 import host_cluster  # noqa: E402
 from cluster_job import Job, hosts_of_ranks, run  # noqa: E402
 
-PER_STEP = ("ddp", "ddp bfloat16", "ddp powersgd", "powersgd")
+PER_STEP = ("ddp", "ddp bfloat16", "ddp powersgd", "powersgd", "int8")
 ROUNDS = ("average", "diloco", "diloco int8", "diloco int4", "sparseloco")
 CASES = {
     "gpt": {"batch": 8, "learning_rate": 2e-3},

@@ -27,7 +27,7 @@ OUTER = {
     "sparseloco": lockstep.SparseLoCo(),
 }
 TORCHFT_PORT = 29510  # of its lighthouse; its managers listen on those that follow
-METHODS = ["alone", "ddp", "ddp bfloat16", "ddp powersgd", "powersgd", *OUTER]
+METHODS = ["alone", "ddp", "ddp bfloat16", "ddp powersgd", "powersgd", "int8", *OUTER]
 
 
 class Gpt(nn.Module):

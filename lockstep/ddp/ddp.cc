@@ -273,6 +273,9 @@ void DistributedDataParallel::Impl::finish_reduction() {
   complete_reduction(updates_from_chunks ? in_place_reducer_->finish_fused(*optimizer_.sink) : reducer_->finish(*this),
                      updates_from_chunks || !optimizer_.is_attached);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
+  if (optimizer_.shards.empty()) return;
+  optimizer_.are_means_partial = true;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
 
 void DistributedDataParallel::Impl::complete_reduction(const comm::Participation& participation, bool ends_step) {

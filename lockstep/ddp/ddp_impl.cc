@@ -127,6 +127,8 @@ void DistributedDataParallel::Impl::begin_backward() {
     accumulating_ = true;
   if (!any_gradient)
     for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
+  if (optimizer_.are_means_partial && any_gradient) complete_means_to_accumulate();
+  optimizer_.are_means_partial = false;
   pass_.has_leftover_gradients = any_gradient;
   pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }

@@ -70,6 +70,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   }
   bool attach_optimizer(comm::ChunkSink* sink) override;
   ShardOwners shard_owners() override;
+  void scatter_means(const std::vector<std::vector<comm::ElementRange>>& shards, int owner) override;
   bool has_local_gradients() const override;
   std::uint64_t num_backwards() const override { return num_backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
@@ -124,6 +125,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
     bool is_attached = false;
     bool has_sharded_state = false;           // it is divided between shard_owners()
     bool has_averaged_gradients = false;      // with local gradients: average_gradients() was called
+    std::vector<comm::ElementRange> shards{};  // by parameter, of this rank's owner; empty: means are complete
+    bool are_means_partial = false;            // gradients are means only in the shards
     comm::ChunkSink* sink = nullptr;          // null: it uses averaged gradients
     BackwardUpdater* updater = nullptr;       // if it updates in backward()
     std::optional<comm::Group> host_group{};  // if reduce_group_ spans several hosts: its ranks on this host
@@ -162,6 +165,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void complete_reduction(const comm::Participation& participation, bool ends_step);
   void end_step(bool has_updated);
   std::vector<at::Tensor> tensors_to_average(bool are_parameters) const;
+  void complete_means();
+  void complete_means_to_accumulate();
   void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
   void require_attached() const;
   void begin_update();

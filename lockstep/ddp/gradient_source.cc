@@ -59,6 +59,49 @@ GradientSource::ShardOwners DistributedDataParallel::Impl::shard_owners() {
           .has_several_ranks = optimizer_.host_group->size() > 1};
 }
 
+void DistributedDataParallel::Impl::scatter_means(const std::vector<std::vector<comm::ElementRange>>& shards,
+                                                  int owner) {
+  require_attached();
+  if (!optimizer_.host_reducer || options_.hook) return;
+  reducer_->set_needed(shards);
+  optimizer_.shards = shards[static_cast<std::size_t>(owner)];
+}
+
+/// Gradients that are means only in the shards become means. A collective of all ranks.
+void DistributedDataParallel::Impl::complete_means() {
+  const bool is_leader = optimizer_.host_group->rank() == 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor gradient = parameters_[i].tensor.grad();
+    if (!gradient.defined() || gradient.layout() != at::kStrided ||
+        !parameters_[i].tensor.is_non_overlapping_and_dense())  // complete already
+      continue;
+    // The sum of what one rank of each host has, and of zeros.
+    const at::Tensor flat = gradient.detach().as_strided({gradient.numel()}, {1});
+    const auto [first, count] = optimizer_.shards[i];
+    const auto begin = static_cast<std::int64_t>(first), end = static_cast<std::int64_t>(first + count);
+    flat.slice(0, 0, is_leader ? begin : flat.numel()).zero_();
+    if (is_leader) flat.slice(0, end).zero_();
+    reduce_group_.all_reduce(flat, comm::ReduceOp::kSum, {.name = parameters_[i].name});
+  }
+  optimizer_.are_means_partial = false;
+  gradient_fingerprint_.clear();
+}
+
+/// backward() begins, and gradients of an earlier one exist, to which it adds. Those that were set to zero since need
+/// no other rank.
+void DistributedDataParallel::Impl::complete_means_to_accumulate() {
+  const at::NoGradGuard no_grad;
+  const auto is_zero = [](const HookedParameter& parameter) {
+    return !parameter.tensor.grad().defined() || !parameter.tensor.grad().any().item<bool>();
+  };
+  bool is_unchanged = true;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    is_unchanged &= gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad());
+  if (is_unchanged) return complete_means();
+  if (!std::all_of(parameters_.begin(), parameters_.end(), is_zero)) require_gradients_unchanged();
+  optimizer_.are_means_partial = false;
+}
+
 void DistributedDataParallel::Impl::on_parameters_updated() {
   require_attached();
   if (!keeps_local_gradients()) end_step(true);  // with local gradients, the pass has called it
@@ -66,7 +109,7 @@ void DistributedDataParallel::Impl::on_parameters_updated() {
 
 bool DistributedDataParallel::Impl::has_local_gradients() const {
   require_attached();
-  return keeps_local_gradients() && !optimizer_.has_averaged_gradients;
+  return optimizer_.are_means_partial || (keeps_local_gradients() && !optimizer_.has_averaged_gradients);
 }
 
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
@@ -108,6 +151,7 @@ void DistributedDataParallel::Impl::end_update() {
 
 void DistributedDataParallel::Impl::detach_optimizer() noexcept {
   optimizer_.host_reducer.reset();  // before its group
+  if (!optimizer_.shards.empty()) reducer_->set_needed({});
   optimizer_ = {};
   gradient_fingerprint_.clear();
 }
@@ -153,9 +197,10 @@ void DistributedDataParallel::Impl::require_gradients_unchanged() const {
 
 void DistributedDataParallel::Impl::average_gradients() {
   require_attached();
-  if (!keeps_local_gradients() || optimizer_.has_averaged_gradients) return;  // they are means already
+  if (!has_local_gradients()) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
+  if (optimizer_.are_means_partial) return complete_means();
   begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   finish_reduction();
   gradient_fingerprint_.clear();
@@ -188,6 +233,7 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
 }
 
 void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {
+  if (optimizer_.are_means_partial) require_gradients_unchanged();
   step.already_averaged = true;
   optimizer_.host_reducer->begin(step, {}, nullptr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)

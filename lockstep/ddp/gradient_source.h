@@ -51,7 +51,8 @@ class GradientSource {
   /// In passes of a rank that has joined (see join()), this rank's sink receives no chunks; `sink->finish_gradient()`
   /// is called for the other ranks' updates. Throws CommError, and UsageError if an optimizer is already attached.
   virtual bool attach_optimizer(comm::ChunkSink* sink) = 0;
-  /// True: gradients are this rank's own, as backward() left them. False: gradients are means.
+  /// True: gradients are this rank's own, as backward() left them, or means only in part (scatter_means()). False:
+  /// gradients are means.
   virtual bool has_local_gradients() const = 0;
   /// Number of backward() calls that have reached a parameter.
   virtual std::uint64_t num_backwards() const = 0;
@@ -96,6 +97,10 @@ class GradientSource {
   /// Call after attach_optimizer(). From then on a rank depends on the updates of other ranks, and join() throws
   /// UsageError. A collective of all ranks.
   virtual ShardOwners shard_owners() = 0;
+  /// From the next backward() on, owner o needs only the elements shards[o][i] of the mean of parameter i, counted in
+  /// its memory. Where that saves traffic, the other elements are then this rank's own until average_gradients(), or
+  /// until the next backward() if it accumulates. Does nothing elsewhere. Until detach_optimizer(). `owner` is that of this rank.
+  virtual void scatter_means(const std::vector<std::vector<comm::ElementRange>>& shards, int owner) = 0;
   /// Allocates memory that all ranks of host_group() can access.
   virtual comm::SharedAllocation allocate_shared(std::size_t bytes) = 0;
   /// From now on, parameters are written through these tensors, one for each of parameters(), with the same layout and

@@ -124,16 +124,16 @@ class Pool:
             job.close()
 
 
-def on_ranks(*sizes, fresh=False):
-    """Decorates a test function, which gets the group of all ranks."""
+def on_ranks(*sizes, fresh=False, over=""):
+    """Decorates a test function, which gets the group of all ranks. With the transport `over`, the ranks are its own."""
 
     def decorate(function):
         @pytest.mark.parametrize("size", sizes)
         def test(rank_pool, size):
-            if not fresh:
+            if not fresh and not over:
                 rank_pool.run(size, function)
                 return
-            ranks = Ranks(size)
+            ranks = Ranks(size, ("--transport", over) if over else ())
             try:
                 ranks.run(function)
             finally:

@@ -117,6 +117,15 @@ def approximated():
     return loss_after(net, net)
 
 
+def as_int8():
+    net = make_net()
+    # docs: begin int8
+    ddp = lockstep.DistributedDataParallel(net, world, hook=lockstep.Int8())
+    # docs: end int8
+    assert ddp.module is net
+    return loss_after(net, net)
+
+
 def both():
     net = make_net()
     # docs: begin both
@@ -138,6 +147,7 @@ ways = (
     outer_optimizer,
     outer_optimizer_of_ddp,
     approximated,
+    as_int8,
 )
 losses = {way.__name__: way() for way in ways}
 both()
@@ -150,5 +160,6 @@ assert abs(losses["every_8_steps_of_ddp"] / losses["every_8_steps"] - 1) < 0.05
 assert abs(losses["outer_optimizer"] / losses["every_step"] - 1) < 0.15
 assert abs(losses["outer_optimizer_of_ddp"] / losses["outer_optimizer"] - 1) < 0.05
 assert abs(losses["approximated"] / losses["every_step"] - 1) < 0.05
+assert abs(losses["as_int8"] / losses["every_step"] - 1) < 0.01
 assert set(world.all_gather_object(list(losses.values()))[0]) == set(losses.values())
 dist.destroy_process_group()

@@ -53,6 +53,24 @@ void prepare(ErrorFeedback& feedback, std::size_t sent, std::size_t result) {
   fit(feedback.result, result);
 }
 
+std::size_t count_of(const std::vector<ElementRange>& ranges) {
+  std::size_t count = 0;
+  for (const ElementRange& range : ranges) count += range.count;
+  return count;
+}
+
+/// Calls use(first, count, place) for each piece of the elements [begin, end) of the ranges, which are counted as if
+/// they followed each other. `place` is counted from `begin`.
+template <typename Use>
+void for_each_piece(const std::vector<ElementRange>& ranges, std::size_t begin, std::size_t end, const Use& use) {
+  std::size_t before = 0;
+  for (const ElementRange& range : ranges) {
+    const std::size_t from = std::max(begin, before), to = std::min(end, before + range.count);
+    if (from < to) use(range.first + from - before, to - from, from - begin);
+    before += range.count;
+  }
+}
+
 }  // namespace
 
 CrossHostGroup::CrossHostGroup(std::shared_ptr<Transport> cross_host_transport, int host, int num_hosts,
@@ -152,19 +170,23 @@ void CrossHostGroup::encode_sums(PipelineSlot& slot, ErrorFeedback* error_feedba
 /// Reduces this host's part over all hosts and starts to send the result to all of them.
 void CrossHostGroup::start_gather(ReduceOp op, int divisor, Wire wire, at::ScalarType dtype, PipelineSlot& slot) {
   wait(slot.scatter_pending);
-  if (is_encoded(dtype, wire)) {
+  if (is_encoded(dtype, wire))
     add_encoded_parts(slot, divisor, wire.error_feedback);
-  } else {
-    c10::SmallVector<const void*, 16> inputs;
-    for (std::size_t host = 0; host < num_hosts_; ++host)
-      inputs.push_back(bytes_of(slot.received) + host * slot.part_bytes);
-    shm::reduce_to(bytes_of(slot.part), inputs, wire.dtype, op, slot.part_count, divisor);
-  }
+  else
+    reduce_parts(slot, op, divisor, wire.dtype);
   slot.gather_pending = start(CollectiveKind::kAllGather, first_bytes(slot.part, slot.part_bytes),
                               first_bytes(slot.all, slot.part_bytes * num_hosts_));
 }
 
-/// The hosts' parts are added in the order of the hosts, and their mean is encoded.
+/// Reduces the parts of all hosts, in the order of the hosts.
+void CrossHostGroup::reduce_parts(PipelineSlot& slot, ReduceOp op, int divisor, at::ScalarType wire_dtype) {
+  c10::SmallVector<const void*, 16> inputs;
+  for (std::size_t host = 0; host < num_hosts_; ++host)
+    inputs.push_back(bytes_of(slot.received) + host * slot.part_bytes);
+  shm::reduce_to(bytes_of(slot.part), inputs, wire_dtype, op, slot.part_count, divisor);
+}
+
+/// The same for encoded parts; encodes their mean.
 void CrossHostGroup::add_encoded_parts(PipelineSlot& slot, int divisor, ErrorFeedback* error_feedback) {
   const auto count = static_cast<std::int64_t>(slot.part_count);
   auto* sums = part_sums_.mutable_data_ptr<float>();
@@ -196,6 +218,68 @@ void CrossHostGroup::store_result(const LocalSlices& slices, Wire wire, Pipeline
                   .input = result,
                   .output = local + slot.first * c10::elementSize(slices.dtype),
                   .count = slot.count});
+}
+
+void CrossHostGroup::reduce_scatter(const LocalSlices& slices, const NeededElements& needed, ReduceOp op, int divisor,
+                                    at::ScalarType wire_dtype) {
+  if (slices.dtype != at::kFloat) wire_dtype = slices.dtype;
+  std::size_t most = 0;  // elements of a host; the others' messages are padded to it
+  for (const std::vector<ElementRange>& ranges : needed) most = std::max(most, count_of(ranges));
+  const std::size_t element = c10::elementSize(wire_dtype);
+  const std::size_t chunk = std::clamp(most * num_hosts_ * element / kPipelineDepth, kMinChunkBytes, kMaxChunkBytes);
+  const std::size_t part = (std::min(chunk / element / num_hosts_, most) + 63) / 64 * 64;
+  allocate_slots(part * num_hosts_ * element);
+  if (wire_dtype != slices.dtype)
+    unrounded_ = at::empty({static_cast<std::int64_t>(part * num_hosts_)}, at::kFloat);
+  const std::size_t num_chunks = most == 0 ? 0 : (most + part - 1) / part;
+  for (std::size_t i = 0; i < num_chunks + kScatterDepth; ++i) {
+    if (i < num_chunks) {
+      PipelineSlot& slot = slots_[i % kPipelineDepth];
+      slot.first = i * part;
+      slot.part_count = std::min(part, most - slot.first);
+      slot.part_bytes = slot.part_count * element;
+      start_scatter_of_needed(slices, needed, op, wire_dtype, slot);
+    }
+    if (i >= kScatterDepth)
+      store_needed(slices, needed[static_cast<std::size_t>(host_)], op, divisor, wire_dtype,
+                   slots_[(i - kScatterDepth) % kPipelineDepth]);
+  }
+}
+
+/// Reduces the chunk among the ranks of this host, and starts to send each host what it needs.
+void CrossHostGroup::start_scatter_of_needed(const LocalSlices& slices, const NeededElements& needed, ReduceOp op,
+                                             at::ScalarType wire_dtype, PipelineSlot& slot) {
+  const std::size_t element = c10::elementSize(slices.dtype), all = slot.part_count * num_hosts_;
+  char* const sums = bytes_of(wire_dtype == slices.dtype ? slot.sent : unrounded_);
+  std::memset(sums, 0, all * element);
+  for (std::size_t host = 0; host < num_hosts_; ++host)
+    for_each_piece(needed[host], slot.first, slot.first + slot.part_count,
+                   [&](std::size_t first, std::size_t count, std::size_t place) {
+                     c10::SmallVector<const void*, 16> inputs;
+                     for (const char* local : slices.locals) inputs.push_back(local + first * element);
+                     shm::reduce_to(sums + (host * slot.part_count + place) * element, inputs, slices.dtype, op, count);
+                   });
+  if (wire_dtype != slices.dtype)
+    shm::convert({.from = slices.dtype, .to = wire_dtype, .input = sums, .output = bytes_of(slot.sent), .count = all});
+  const std::size_t bytes = slot.part_bytes * num_hosts_;
+  slot.scatter_pending =
+      start(CollectiveKind::kAllToAll, first_bytes(slot.sent, bytes), first_bytes(slot.received, bytes));
+}
+
+/// Reduces what this host needs over all hosts, and writes it to the slices of all ranks of this host.
+void CrossHostGroup::store_needed(const LocalSlices& slices, const std::vector<ElementRange>& needed, ReduceOp op,
+                                  int divisor, at::ScalarType wire_dtype, PipelineSlot& slot) {
+  wait(slot.scatter_pending);
+  reduce_parts(slot, op, divisor, wire_dtype);
+  for_each_piece(needed, slot.first, slot.first + slot.part_count,
+                 [&](std::size_t first, std::size_t count, std::size_t place) {
+                   for (char* local : slices.locals)
+                     shm::convert({.from = wire_dtype,
+                                   .to = slices.dtype,
+                                   .input = bytes_of(slot.part) + place * c10::elementSize(wire_dtype),
+                                   .output = local + first * c10::elementSize(slices.dtype),
+                                   .count = count});
+                 });
 }
 
 void CrossHostGroup::broadcast(const LocalSlices& slices, int root, std::size_t source) {

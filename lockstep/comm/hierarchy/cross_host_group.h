@@ -40,6 +40,10 @@ class CrossHostGroup {
   /// sends the result to all hosts. The slices are split into chunks, several of which are in flight. As int8, `op` is
   /// a sum.
   void all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, Wire wire);
+  /// As all_reduce(), but only the elements of needed[host] reach that host; its other ones keep their values. Each host
+  /// sends every other one what that needs. `wire_dtype` is not int8.
+  void reduce_scatter(const LocalSlices& slices, const NeededElements& needed, ReduceOp op, int divisor,
+                      at::ScalarType wire_dtype);
   /// Replaces every local slice by the one of host `root`. On that host it is slices.locals[source].
   void broadcast(const LocalSlices& slices, int root, std::size_t source);
 
@@ -59,8 +63,13 @@ class CrossHostGroup {
   void start_scatter(const LocalSlices& slices, ReduceOp op, Wire wire, PipelineSlot& slot);
   void encode_sums(PipelineSlot& slot, ErrorFeedback* error_feedback);
   void start_gather(ReduceOp op, int divisor, Wire wire, at::ScalarType dtype, PipelineSlot& slot);
+  void reduce_parts(PipelineSlot& slot, ReduceOp op, int divisor, at::ScalarType wire_dtype);
   void add_encoded_parts(PipelineSlot& slot, int divisor, ErrorFeedback* error_feedback);
   void store_result(const LocalSlices& slices, Wire wire, PipelineSlot& slot);
+  void start_scatter_of_needed(const LocalSlices& slices, const NeededElements& needed, ReduceOp op,
+                               at::ScalarType wire_dtype, PipelineSlot& slot);
+  void store_needed(const LocalSlices& slices, const std::vector<ElementRange>& needed, ReduceOp op, int divisor,
+                    at::ScalarType wire_dtype, PipelineSlot& slot);
   void allocate_slots(std::size_t chunk_bytes);
   void wait(const PendingPtr& pending) const;
   PendingPtr start(CollectiveKind kind, const at::Tensor& input, const at::Tensor& output, int root = 0);

@@ -183,7 +183,7 @@ class SmallCollective {
            op_.kind == CollectiveKind::kReduceScatter;
   }
   /// Reduces the elements of `slice` of all `inputs` into `output`.
-  void reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
+  void reduce_into(void* output, c10::ArrayRef<const char*> inputs, ElementRange slice, int divisor) const {
     c10::SmallVector<const void*, 16> parts;
     for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
     shm::reduce_to(output, parts, op_.input.scalar_type(), op_.op, slice.count, divisor);
@@ -238,7 +238,7 @@ class LargeCollective final : public shm::SyncOp {
     if (!cross_host_group_) return;
     const auto element = op_.input.element_size();
     const auto location = plan_.locations[static_cast<std::size_t>(rank_)];
-    const Slice slice =
+    const ElementRange slice =
         slice_of(static_cast<std::size_t>(op_.input.numel()), plan_.num_cross_host_groups, location.local_rank);
     LocalSlices slices{.dtype = op_.input.scalar_type(), .count = slice.count};
     for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
@@ -249,6 +249,7 @@ class LargeCollective final : public shm::SyncOp {
       return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
     }
     const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
+    if (op_.needed) return cross_host_group_->reduce_scatter(slices, within(*op_.needed, slice), op_.op, divisor, op_.wire_dtype);
     cross_host_group_->all_reduce(slices, op_.op, divisor, {op_.wire_dtype, op_.error_feedback.get()});
   }
 

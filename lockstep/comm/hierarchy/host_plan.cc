@@ -35,12 +35,23 @@ HostPlan plan_hosts(const std::vector<int>& host_of) {
   return plan;
 }
 
-Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group) {
+ElementRange slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group) {
   const auto num_groups = static_cast<std::size_t>(num_cross_host_groups);
   const std::size_t step =
       ((count + num_groups - 1) / num_groups + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
   const std::size_t first = std::min(count, static_cast<std::size_t>(cross_host_group) * step);
   return {first, std::min(step, count - first)};
+}
+
+NeededElements within(const NeededElements& needed, ElementRange slice) {
+  NeededElements result(needed.size());
+  const std::size_t end = slice.first + slice.count;
+  for (std::size_t host = 0; host < needed.size(); ++host)
+    for (const ElementRange& range : needed[host]) {
+      const std::size_t first = std::max(range.first, slice.first), last = std::min(range.first + range.count, end);
+      if (first < last) result[host].push_back({first - slice.first, last - first});
+    }
+  return result;
 }
 
 }  // namespace lockstep::comm::hierarchy

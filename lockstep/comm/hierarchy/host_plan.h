@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "lockstep/comm/interface/collective.h"
+
 namespace lockstep::comm::hierarchy {
 
 /// Members are numbered from 0 as in their group. Hosts are numbered in the order of their first members. A local rank
@@ -28,13 +30,11 @@ struct HostPlan {
 /// number.
 HostPlan plan_hosts(const std::vector<int>& host_of);
 
-/// A range of elements.
-struct Slice {
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
 /// Returns the slice of `count` elements that one of `num_cross_host_groups` groups exchanges. The slices are
 /// contiguous, begin at multiples of 64, and cover all elements.
-Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
+ElementRange slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
+
+/// Returns the parts of `needed` that are in `slice`, counted from its beginning.
+NeededElements within(const NeededElements& needed, ElementRange slice);
 
 }  // namespace lockstep::comm::hierarchy

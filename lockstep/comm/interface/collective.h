@@ -4,10 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 
@@ -43,6 +45,14 @@ std::string_view name(ReduceOp op);
 /// Returns "float32", ...; "?" for a dtype that no operation accepts.
 std::string_view name(at::ScalarType dtype);
 
+/// A range of adjacent elements.
+struct ElementRange {
+  std::size_t first = 0;
+  std::size_t count = 0;
+};
+/// By host, in the order of the hosts' first ranks: the elements of a result that the ranks of the host need, ascending.
+using NeededElements = std::vector<std::vector<ElementRange>>;
+
 /// What rounding to int8 has lost of the tensor of an all_reduce that is repeated, and what is added the next time
 /// (error feedback): float32 on the CPU, with the sizes that the transport gives them in the first operation. Its owner
 /// may read, save and replace it between two operations.
@@ -75,6 +85,9 @@ struct Collective {
   /// The dtype in which a float32 all_reduce sends its data between hosts: float32, bfloat16, float16 or, for sums and
   /// means, int8 (comm/codec/int8.h).
   at::ScalarType wire_dtype = at::kFloat;
+  /// Of an all_reduce: a rank's other elements may have any finite value afterwards, so that a transport need not send
+  /// them. The same on all ranks; null: all elements.
+  std::shared_ptr<const NeededElements> needed;
   std::shared_ptr<ErrorFeedback> error_feedback;  ///< for int8; null: what rounding loses is lost
   std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
   std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process

@@ -128,6 +128,11 @@ class GradientReducer {
 
   virtual ReducerStats stats() const = 0;
 
+  /// From the next reduction on, the ranks of a host need only these elements of each mean, by host and gradient,
+  /// counted in the memory of the gradient; its other elements may have any finite value. Empty: all. The same on all
+  /// ranks. A reducer may ignore it.
+  virtual void set_needed(std::vector<std::vector<ElementRange>> /*needed*/) {}
+
   /// Returns the reducer that this one is or forwards to if gradients are reduced in place, else null. Only that one
   /// can pass them to a ChunkSink.
   virtual reducers::InPlaceGradientReducer* in_place() { return nullptr; }

@@ -143,6 +143,7 @@ void BucketedReducer::start_bucket(BucketState& bucket_state) {
   }
   Collective op = make_all_reduce(bucket.names.front(), bucket.buffer);
   if (bucket.buffer.scalar_type() == at::kFloat) op.wire_dtype = options_.wire_dtype;
+  op.needed = bucket_state.needed;
   bucket_state.pending = start(op);
 }
 
@@ -231,12 +232,35 @@ void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
       layout_hash_ = (layout_hash_ ^ members[k]) * 1099511628211u;
     }
     bucket_state.gradients = std::move(members);
+    bucket_state.needed = needed_of(bucket_state);
     buckets_.push_back(std::move(bucket_state));
   }
   if (!options_.hook) return;
   std::vector<Bucket> buckets;
   for (const BucketState& bucket_state : buckets_) buckets.push_back(bucket_state.bucket);
   call_hook([&] { options_.hook->buckets_changed(buckets); });
+}
+
+void BucketedReducer::set_needed(std::vector<std::vector<ElementRange>> needed) {
+  needed_ = std::move(needed);
+  for (BucketState& bucket_state : buckets_) bucket_state.needed = needed_of(bucket_state);
+}
+
+/// A gradient whose parameter has holes has other memory than the parameter, so it is needed as a whole.
+std::shared_ptr<const NeededElements> BucketedReducer::needed_of(const BucketState& bucket_state) const {
+  if (needed_.empty()) return nullptr;
+  auto by_host = std::make_shared<NeededElements>();
+  for (const std::vector<ElementRange>& of_host : needed_) {
+    std::vector<ElementRange>& ranges = by_host->emplace_back();
+    for (std::size_t k = 0; k < bucket_state.gradients.size(); ++k) {
+      const at::Tensor& example = specs_[bucket_state.gradients[k]].example;
+      ElementRange range = of_host[bucket_state.gradients[k]];
+      if (!example.is_non_overlapping_and_dense()) range = {0, static_cast<std::size_t>(example.numel())};
+      range.first += static_cast<std::size_t>(bucket_state.bucket.offsets[k]);
+      if (range.count > 0) ranges.push_back(range);
+    }
+  }
+  return by_host;
 }
 
 Bucket BucketedReducer::make_bucket(std::size_t index, const std::vector<std::size_t>& gradients) const {

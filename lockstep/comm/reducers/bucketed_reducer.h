@@ -38,6 +38,7 @@ class BucketedReducer final : public ReducerBase {
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
   Participation finish(GradientSink& sink) override;
   ReducerStats stats() const override;
+  void set_needed(std::vector<std::vector<ElementRange>> needed) override;
 
  private:
   /// The state of a gradient that persists across reductions.
@@ -58,6 +59,7 @@ class BucketedReducer final : public ReducerBase {
   struct BucketState {
     Bucket bucket;
     std::vector<std::size_t> gradients;
+    std::shared_ptr<const NeededElements> needed;  // null: all
     std::size_t missing = 0;
     PendingPtr pending;
     std::optional<c10::Stream> stream;  // GPU only: the stream that wrote to the bucket last
@@ -65,6 +67,7 @@ class BucketedReducer final : public ReducerBase {
   };
 
   void build_buckets(const std::vector<std::size_t>& order);
+  std::shared_ptr<const NeededElements> needed_of(const BucketState& bucket_state) const;
   Bucket make_bucket(std::size_t index, const std::vector<std::size_t>& gradients) const;
   void restore_layout(const std::string& layout);
   std::vector<std::size_t> next_order() const;
@@ -101,6 +104,7 @@ class BucketedReducer final : public ReducerBase {
   std::vector<GradientState> states_;
   std::size_t next_bucket_ = 0;  // the first bucket that has not started
   bool is_finishing_ = false;
+  std::vector<std::vector<ElementRange>> needed_;  // by host and gradient; empty: all
   at::Tensor flags_;
 };
 

@@ -33,6 +33,7 @@ class ForwardingReducer : public GradientReducer {
   void abandon(const std::string& why) noexcept override { inner_->abandon(why); }
   ReducerStats stats() const override { return inner_->stats(); }
   InPlaceGradientReducer* in_place() override { return inner_->in_place(); }
+  void set_needed(std::vector<std::vector<ElementRange>> needed) override { inner_->set_needed(std::move(needed)); }
 
  private:
   const std::unique_ptr<GradientReducer> inner_;

@@ -97,8 +97,8 @@ class NetworkResponder {
         liveness_fd_ = std::move(connectivity_->outgoing()[attempt.outgoing].fd);
     first_probe_ = connectivity_->outgoing().size();
     base::raise_fd_limit(2 * request.peers.size() + 64);
-    for (std::size_t node = 0; node < request.peers.size(); ++node)
-      connectivity_->connect_to(request.peers[node], static_cast<int>(node));
+    for (const protocol::ProbePeer& peer : request.peers) connectivity_->connect_to(peer.address, peer.node);
+    probed_ = request.peers;
     phase_ = Phase::kProbing;
     deadline_ = Deadline::in(base::kAgentConnectTimeout);
   }
@@ -156,7 +156,7 @@ class NetworkResponder {
     protocol::ProbeReply failures;
     for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
       base::net::ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
-      if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
+      if (!outgoing.fd) failures.push_back({probed_[i - first_probe_].node, outgoing.error});
       outgoing.fd.reset();
     }
     send_frame(protocol::FrameKind::kProbeReply, protocol::encoded(failures));
@@ -167,7 +167,8 @@ class NetworkResponder {
   std::vector<base::net::InterfaceAddress> own_addresses_;
   std::vector<RouteAttempt> attempts_;
   std::optional<base::net::ConnectivityProbe> connectivity_;
-  std::size_t first_probe_ = 0;  // index in connectivity_->outgoing()
+  std::vector<protocol::ProbePeer> probed_;
+  std::size_t first_probe_ = 0;  // index in connectivity_->outgoing() of the first of them
   base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
 };

@@ -173,23 +173,28 @@ class DoctorSession {
     probe_links(address_index);
   }
 
-  /// Makes every host connect to every other host, and records the links that fail.
+  /// Makes every host connect to others (checked_peers()), and records the links that fail.
   void probe_links(int address_index) {
-    protocol::ProbeRequest request{.launcher = address_index, .peers = {}};
     HostIndices routed;
     for (const std::size_t i : reachable_hosts())
       if (doctor_facts_.hosts[i].route) routed.push_back(i);
-    for (const HostReport& host : doctor_facts_.hosts)
-      request.peers.push_back(host.route ? host.route->address : base::net::Address());
     std::vector<protocol::ProbeReply> failures(doctor_facts_.hosts.size());
     query_.ask(
-        routed, protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encoded(request); },
+        routed, protocol::FrameKind::kProbeRequest,
+        [&](std::size_t i) {
+          protocol::ProbeRequest request{.launcher = address_index, .peers = {}};
+          const auto place = static_cast<std::size_t>(std::ranges::find(routed, i) - routed.begin());
+          for (const std::size_t peer : hosts::checked_peers(place, routed.size()))
+            request.peers.push_back({static_cast<int>(routed[peer]), doctor_facts_.hosts[routed[peer]].route->address});
+          return protocol::encoded(request);
+        },
         protocol::FrameKind::kProbeReply, base::kDoctorReplyTimeout,
         [&](std::size_t i, const auto& payload) { failures[i] = protocol::decoded<protocol::ProbeReply>(payload); });
     const auto why = [&](std::size_t from, std::size_t to) {
       for (const protocol::ProbeFailure& failure : failures[from])
         if (failure.node == static_cast<int>(to))
-          return doctor_facts_.hosts[from].name + " cannot reach " + request.peers[to].host + ": " + failure.why;
+          return doctor_facts_.hosts[from].name + " cannot reach " + doctor_facts_.hosts[to].route->address.host +
+                 ": " + failure.why;
       return std::string();
     };
     for (std::size_t a = 0; a < routed.size(); ++a)

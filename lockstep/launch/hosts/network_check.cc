@@ -17,6 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
+constexpr std::size_t kMaxHostsInPairs = 16;
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 
@@ -46,17 +47,20 @@ class NetworkChecker {
 
     NetworkPlan network{
         .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
-    protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
-    for (const protocol::RouteReply& reply : replies) {
+    for (const protocol::RouteReply& reply : replies)
       network.routes.push_back(*std::ranges::find(reply.routes, address_index, &protocol::Route::launcher));
-      probe.peers.push_back(network.routes.back().address);
-    }
     for (std::size_t i = 0; i < agents_.size(); ++i)
       network.liveness_fds.push_back(connectivity_.take_incoming(
           static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
     std::vector<protocol::ProbeReply> failures(agents_.size());
     ask_all(
-        protocol::FrameKind::kProbeRequest, [&](std::size_t) { return protocol::encoded(probe); },
+        protocol::FrameKind::kProbeRequest,
+        [&](std::size_t i) {
+          protocol::ProbeRequest probe{.launcher = address_index, .peers = {}};
+          for (const std::size_t peer : checked_peers(i, agents_.size()))
+            probe.peers.push_back({static_cast<int>(peer), network.routes[peer].address});
+          return protocol::encoded(probe);
+        },
         protocol::FrameKind::kProbeReply,
         [&](std::size_t i, const auto& payload) { failures[i] = protocol::decoded<protocol::ProbeReply>(payload); });
     check(failures, network);
@@ -122,6 +126,20 @@ class NetworkChecker {
 };
 
 }  // namespace
+
+std::vector<std::size_t> checked_peers(std::size_t self, std::size_t count) {
+  std::vector<std::size_t> peers;
+  if (count <= kMaxHostsInPairs) {
+    for (std::size_t peer = 0; peer < count; ++peer)
+      if (peer != self) peers.push_back(peer);
+    return peers;
+  }
+  for (std::size_t distance = 1; 2 * distance <= count; distance *= 2) {
+    peers.push_back((self + distance) % count);
+    if (2 * distance < count) peers.push_back((self + count - distance) % count);
+  }
+  return peers;
+}
 
 std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>& failures) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;

@@ -1,5 +1,5 @@
-// Checks, before the ranks start, that every host reaches the launcher and every other host at the addresses that the
-// ranks will use.
+// Checks, before the ranks start, that every host reaches the launcher and other hosts at the addresses that the ranks
+// will use.
 #pragma once
 
 #include <cstddef>
@@ -38,10 +38,15 @@ class Unreachable : public base::Error {
 /// removes the host with the most failures; of several, the last. Pure.
 std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>& failures);
 
-/// Checks the connections between all agents and the launcher, and returns the addresses to use. `interfaces` has the
-/// RouteRequest::interface of each agent, and `own` is that of this host. Blocks for at most 15 s. Prints one line for
-/// each host that does not reach the launcher or another host, and then throws Unreachable, whose hint is the remedy.
-/// On a user's signal, throws as check_interrupted(signals) does.
+/// The other hosts that host `self` of `count` connects to in a check: all, of up to 16 hosts. Of more, those at
+/// distances of powers of two on both sides, so that the check of n hosts takes n log n connections, and a host needs
+/// few entries in its table of neighbours, which by default holds 1024 on Linux. Pure.
+std::vector<std::size_t> checked_peers(std::size_t self, std::size_t count);
+
+/// Checks the connections between the launcher and all agents, and between these (checked_peers()), and returns the
+/// addresses to use. `interfaces` has the RouteRequest::interface of each agent, and `own` is that of this host. Blocks
+/// for at most 15 s. Prints one line for each host that does not reach the launcher or another host, and then throws
+/// Unreachable, whose hint is the remedy. On a user's signal, throws as check_interrupted(signals) does.
 NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
                           const std::string& own, int signals);
 

@@ -51,11 +51,21 @@ void fields(Is<RouteReply> auto& reply, auto& field) {
   field(reply.routes);
 }
 
-/// A request to an agent: connect to all other hosts. The first connection to the launcher's address with index
+/// A host to connect to.
+struct ProbePeer {
+  int node = 0;
+  base::net::Address address;
+};
+void fields(Is<ProbePeer> auto& peer, auto& field) {
+  field(peer.node);
+  field(peer.address);
+}
+
+/// A request to an agent: connect to other hosts. The first connection to the launcher's address with index
 /// `launcher` stays open during the job. When it ends, the agent ends its ranks.
 struct ProbeRequest {
   int launcher = 0;
-  std::vector<base::net::Address> peers;  ///< one per host of the job
+  std::vector<ProbePeer> peers;
 };
 void fields(Is<ProbeRequest> auto& request, auto& field) {
   field(request.launcher);

@@ -68,6 +68,7 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule
       storage_(source_, rule.state_names().size(), rule.needs_norms() ? 2 : 1, attachment_.can_run_pass,
                shards_.get()) {
   if (foreach_) foreach_pass_.emplace(storage_, rule_, shards_ != nullptr);
+  if (shards_) shards_->scatter_means();
   for (std::size_t index = 0; index < storage_.parameters().size() && rule_.initial_state() != 0; ++index)
     initialize_state(index);
 }
@@ -265,6 +266,7 @@ void FusedUpdate::clip_grad_value(double max) {
 /// The sum of squares of all gradients, computed in one pass.
 double FusedUpdate::sum_squared_gradients() {
   run_norm_pass(false, 0);
+  if (has_partial_means()) shards_->all_reduce_sums(storage_.all_partial_sums());
   double sum = 0;
   for (std::size_t index = 0; index < has_sums_.size(); ++index)
     for (std::size_t i = 0; has_sums_[index] && i < storage_.num_partial_sums(index); ++i)
@@ -297,8 +299,9 @@ void FusedUpdate::update_all(std::uint64_t options_hash) {
   source_->on_parameters_updated();
 }
 
-/// Runs the pass over the gradients in this rank's memory, which backward() has averaged.
+/// Runs the pass over the gradients in this rank's memory, which backward() has averaged, at least in the shard.
 void FusedUpdate::run_local_pass() {
+  if (has_partial_means()) source_->require_gradients_unchanged();
   const auto& parameters = storage_.parameters();
   for (std::size_t index = 0; index < parameters.size(); ++index) {
     const at::Tensor& tensor = parameters[index].tensor;
@@ -317,7 +320,7 @@ FusedUpdate::RangeArgs::RangeArgs(const FusedUpdate& update, const comm::Gradien
   const ParameterStorage& storage = update.storage_;
   const at::Tensor& tensor = storage.parameters()[chunk.gradient_index].tensor;
   const bool raw_gradients = update.gradient_use_ == comm::GradientUse::kNorm && !update.measuring_norms_;
-  if (!raw_gradients) {
+  if (!raw_gradients || update.has_partial_means()) {
     const ElementRange shard = storage.shard_of(chunk.gradient_index);
     first = std::max(first, shard.first);
     end = std::min(end, shard.first + shard.count);
@@ -345,7 +348,8 @@ void FusedUpdate::measure(const comm::GradientChunk& chunk) {
     const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop);
     const RangeArgs range(*this, chunk, first, end);
     if (!measuring_norms_) {
-      storage_.partial_sums(chunk.gradient_index)[place] = kernels::kernels().sum_of_squares(range.kernel);
+      storage_.partial_sums(chunk.gradient_index)[place] =
+          range.kernel.count > 0 ? kernels::kernels().sum_of_squares(range.kernel) : 0;
       continue;
     }
     kernels::SquaredNorms squares{};

@@ -58,8 +58,8 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options);
 
   /// The kernel's arguments for the elements [first, end) of a chunk that are in this owner's shard, and the arrays
-  /// that these point to; no elements if there are none. In a pass that sums the squares of gradients, for all of
-  /// [first, end), and without states.
+  /// that these point to; no elements if there are none. In a pass that sums the squares of gradients that are means
+  /// everywhere, or this rank's own, for all of [first, end), and without states.
   struct RangeArgs {
     RangeArgs(const FusedUpdate& update, const comm::GradientChunk& chunk, std::size_t first, std::size_t end);
     RangeArgs(const RangeArgs&) = delete;
@@ -72,6 +72,8 @@ class FusedUpdate : public std::enable_shared_from_this<FusedUpdate>,
   /// Whether the running pass computes norms, by measure(), and updates nothing.
   bool is_measuring() const { return gradient_use_ == comm::GradientUse::kNorm; }
   void measure(const comm::GradientChunk& chunk);
+  /// Whether gradients are means only in the shards.
+  bool has_partial_means() const { return shards_ && source_->has_local_gradients(); }
 
  private:
   struct OptimizerAttachment {

@@ -17,11 +17,7 @@ class ParameterStorage;
 /// Allocations and shards begin on a cache line.
 constexpr std::size_t kCacheLineBytes = 64;
 
-/// A range of adjacent elements of a parameter.
-struct ElementRange {
-  std::size_t first = 0;
-  std::size_t count = 0;
-};
+using comm::ElementRange;
 
 /// The size of one state tensor of a parameter.
 struct StateSize {
@@ -29,8 +25,9 @@ struct StateSize {
   std::size_t bytes_each = 0;
 };
 
-/// Divides the concatenated state of all parameters into `num_owners` intervals of the same number of bytes, rounded to
-/// cache lines, and returns the range of each parameter that belongs to `owner`. Pure.
+/// Divides the state of each parameter into `num_owners` intervals of the same number of bytes, rounded to cache lines,
+/// and returns the range of each parameter that belongs to `owner`. So a part of the gradients, whichever, has about as
+/// many for each owner. Pure.
 std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
 /// An owner is a rank, or the set of ranks of a host that share memory. Each owner updates the elements whose state it
@@ -47,6 +44,9 @@ class StateSharding {
   const ElementRange& shard_of(std::size_t index) const {
     return ranges_[static_cast<std::size_t>(owners_.index)][index];
   }
+
+  /// Tells the source of gradients what each owner needs of them.
+  void scatter_means() const { source_.scatter_means(ranges_, owners_.index); }
 
   /// A collective, for use after an update: sends every owner's elements to all ranks. `options_hash` is a hash of the
   /// update; if it differs between ranks, they throw DesyncError. Uses at most (owners + 1) * 1 MiB of memory.

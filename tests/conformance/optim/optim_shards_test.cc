@@ -69,12 +69,78 @@ TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
     train_step(divided, sharded, step);
   }
   expect_same(divided, whole);
-  EXPECT_LE(num_state_elements(sharded) * std::min(world().size(), 2), num_state_elements(plain) + 64);
+  EXPECT_LE(num_state_elements(sharded) * std::min(world().size(), 2),
+            num_state_elements(plain) + 64 * static_cast<std::int64_t>(whole.parameters().size()));
   const auto state = plain.state_dict();
   const auto gathered = sharded.state_dict();
   ASSERT_EQ(gathered.size(), state.size());
   for (const auto& [name, value] : state)
     EXPECT_TRUE(torch::equal(std::get<at::Tensor>(gathered.at(name)), std::get<at::Tensor>(value))) << name;
+}
+
+/// Between hosts, a rank then has the means of its shard only, until they are needed.
+TEST(OptimShards, GradientsAccumulateAsWithoutShards) {
+  enum Way { kKept, kZeroed, kNoSync, kAfterNoSync };
+  for (const Way way : {kKept, kZeroed, kNoSync, kAfterNoSync}) {
+    std::vector<std::vector<at::Tensor>> results;
+    for (const bool shard_state : {false, true}) {
+      WideImpl net;
+      DistributedDataParallel ddp(net, world());
+      optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = shard_state});
+      const auto backward_on = [&](int step) { net.loss(world().rank(), step).backward(); };
+      for (int step = 0; step < 12; step += 3) {
+        optimizer.zero_grad(/*set_to_none=*/way != kZeroed);
+        if (way == kAfterNoSync) {
+          const auto guard = ddp.no_sync();
+          backward_on(step);
+        }
+        backward_on(step + 1);
+        if (way == kNoSync) {
+          const auto guard = ddp.no_sync();
+          backward_on(step);
+        }
+        if (way != kZeroed) backward_on(step + 2);
+        optimizer.step();
+      }
+      results.push_back({});
+      for (const at::Tensor& parameter : net.parameters()) results.back().push_back(parameter.detach().clone());
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_TRUE(results[1][i].equal(results[0][i])) << way << ", parameter " << i;
+  }
+}
+
+TEST(OptimShards, AverageGradientsGivesEveryRankTheMeans) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::AdamW plain(ddp, {.lr = 0.01});
+  optim::AdamW sharded(other, {.lr = 0.01}, {}, {.shard_state = true});
+  for (int step = 0; step < 3; ++step) {
+    for (auto& [net, optimizer] : {std::pair<WideImpl*, optim::AdamW*>{&whole, &plain}, {&divided, &sharded}}) {
+      optimizer->zero_grad();
+      net->loss(world().rank(), step).backward();
+      optimizer->average_gradients();
+      torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01);
+    }
+    for (std::size_t i = 0; i < whole.parameters().size(); ++i)
+      EXPECT_TRUE(divided.parameters()[i].grad().equal(whole.parameters()[i].grad())) << i;
+    plain.step();
+    sharded.step();
+  }
+  expect_same(divided, whole);
+}
+
+TEST(OptimShards, ChangedGradientsOfHostsAreRefused) {
+  if (world().transport() != "hierarchy") GTEST_SKIP() << "gradients are means, or the ranks share a host";
+  WideImpl net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
+  for (int step = 0; step < 2; ++step) {
+    sharded.zero_grad();
+    net.loss(world().rank(), step).backward();
+    torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-3);
+    EXPECT_THAT(message_of<base::UsageError>([&] { sharded.step(); }), ::testing::HasSubstr("before it was averaged"));
+  }
 }
 
 template <typename Options>
@@ -131,7 +197,8 @@ TEST(OptimShards, StateIsDividedEvenlyBetweenOwners) {
   train_step(net, sharded, 0);
   std::int64_t all = 0;
   for (const at::Tensor& parameter : net.parameters()) all += 2 * parameter.numel();
-  EXPECT_NEAR(static_cast<double>(num_state_elements(sharded)), static_cast<double>(all) / num_owners(), 64);
+  EXPECT_NEAR(static_cast<double>(num_state_elements(sharded)), static_cast<double>(all) / num_owners(),
+              2 * 16 * static_cast<double>(net.parameters().size()));  // a cache line for each of two states
 }
 
 TEST(OptimShards, UnusedParametersAreUnchanged) {

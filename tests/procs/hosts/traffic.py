@@ -44,20 +44,27 @@ def bfloat16_halves_traffic(cluster, binary):
     check(0.45 < half <= 0.525, f"as bfloat16 the traffic is {half:.3f} of the tensor")
 
 
+def int8_quarters_traffic(cluster, binary):
+    quarter = traffic_ratio(cluster, binary, "contiguous", "int8")
+    check(0.24 < quarter <= 0.2667, f"as int8 the traffic is {quarter:.4f} of the tensor")
+    ratio = traffic_of_steps(cluster, binary, wire="int8") / traffic_of_steps(cluster, binary)
+    check(0.24 < ratio <= 0.2667, f"steps with int8 send {ratio:.4f} of the bytes of float32")
+
+
+def traffic_of_steps(cluster, binary, every=1, wire="float32", optimizer="torch"):
+    """Returns the bytes that the busiest host sends or receives in 8 steps."""
+    words = [binary, "step", every, wire, 8, 8, 25 << 20, optimizer]
+    return run(cluster, Job, hosts_of_ranks(2, 2, "contiguous"), words, QUIET, phases=2)[1]
+
+
 def average_hosts_every_4_quarters_traffic(cluster, binary):
-    crossed = {
-        every: run(
-            cluster,
-            Job,
-            hosts_of_ranks(2, 2, "contiguous"),
-            [binary, "step", every, "float32", 8, 8, 25 << 20, "torch"],
-            QUIET,
-            phases=2,
-        )[1]
-        for every in (1, 4)
-    }
-    ratio = crossed[4] / crossed[1]
+    ratio = traffic_of_steps(cluster, binary, every=4) / traffic_of_steps(cluster, binary)
     check(0.2 < ratio <= 1.05 / 4, f"average_hosts_every 4 sends {ratio:.4f} of the bytes of 1")
+
+
+def sharded_state_costs_no_more_than_an_all_reduce(cluster, binary):
+    ratio = traffic_of_steps(cluster, binary, optimizer="sharded") / traffic_of_steps(cluster, binary)
+    check(0.95 < ratio <= 1.01, f"with shard_state, steps send {ratio:.4f} of the bytes of those without")
 
 
 def host_failure_ends_job(cluster, binary):
@@ -169,6 +176,8 @@ CASES = {
     for case in (
         each_byte_is_sent_once_per_host,
         bfloat16_halves_traffic,
+        int8_quarters_traffic,
+        sharded_state_costs_no_more_than_an_all_reduce,
         average_hosts_every_4_quarters_traffic,
         host_failure_ends_job,
         trainer_shows_time_and_bytes_between_hosts,

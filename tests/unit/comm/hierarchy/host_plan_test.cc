@@ -31,7 +31,7 @@ TEST(HostPlan, SlicesAreContiguousAndCoverAllElements) {
     for (const int num_groups : {1, 2, 3, 7}) {
       std::size_t next = 0;
       for (int cross_host_group = 0; cross_host_group < num_groups; ++cross_host_group) {
-        const Slice slice = slice_of(count, num_groups, cross_host_group);
+        const ElementRange slice = slice_of(count, num_groups, cross_host_group);
         EXPECT_EQ(slice.first, next);
         EXPECT_TRUE(slice.count == 0 || slice.first % 64 == 0);
         next = slice.first + slice.count;

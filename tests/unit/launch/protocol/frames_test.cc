@@ -89,9 +89,10 @@ TEST(Frames, NetworkMessagesRoundTrip) {
   EXPECT_EQ(reply.routes[0].connection, 7u);
   EXPECT_EQ(reply.routes[0].address.port, 6);
   EXPECT_EQ(reply.routes[0].interface + reply.error, "eth0why");
-  const ProbeRequest probe = decoded<ProbeRequest>(encoded(ProbeRequest{1, {{"a", 1}, {"b", 2}}}));
+  const ProbeRequest probe = decoded<ProbeRequest>(encoded(ProbeRequest{1, {{4, {"a", 1}}, {6, {"b", 2}}}}));
   EXPECT_EQ(probe.launcher, 1);
-  EXPECT_EQ(probe.peers.at(1).host, "b");
+  EXPECT_EQ(probe.peers.at(1).node, 6);
+  EXPECT_EQ(probe.peers.at(1).address.host, "b");
   const auto failures = decoded<ProbeReply>(encoded(ProbeReply{{2, "refused"}}));
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0].why, "refused");
