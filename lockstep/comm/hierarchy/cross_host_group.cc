@@ -11,6 +11,7 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/codec/int8.h"
+#include "lockstep/comm/hierarchy/host_plan.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm::hierarchy {
@@ -57,18 +58,6 @@ std::size_t count_of(const std::vector<ElementRange>& ranges) {
   std::size_t count = 0;
   for (const ElementRange& range : ranges) count += range.count;
   return count;
-}
-
-/// Calls use(first, count, place) for each piece of the elements [begin, end) of the ranges, which are counted as if
-/// they followed each other. `place` is counted from `begin`.
-template <typename Use>
-void for_each_piece(const std::vector<ElementRange>& ranges, std::size_t begin, std::size_t end, const Use& use) {
-  std::size_t before = 0;
-  for (const ElementRange& range : ranges) {
-    const std::size_t from = std::max(begin, before), to = std::min(end, before + range.count);
-    if (from < to) use(range.first + from - before, to - from, from - begin);
-    before += range.count;
-  }
 }
 
 }  // namespace
@@ -229,8 +218,7 @@ void CrossHostGroup::reduce_scatter(const LocalSlices& slices, const NeededEleme
   const std::size_t chunk = std::clamp(most * num_hosts_ * element / kPipelineDepth, kMinChunkBytes, kMaxChunkBytes);
   const std::size_t part = (std::min(chunk / element / num_hosts_, most) + 63) / 64 * 64;
   allocate_slots(part * num_hosts_ * element);
-  if (wire_dtype != slices.dtype)
-    unrounded_ = at::empty({static_cast<std::int64_t>(part * num_hosts_)}, at::kFloat);
+  if (wire_dtype != slices.dtype) unrounded_ = at::empty({static_cast<std::int64_t>(part * num_hosts_)}, at::kFloat);
   const std::size_t num_chunks = most == 0 ? 0 : (most + part - 1) / part;
   for (std::size_t i = 0; i < num_chunks + kScatterDepth; ++i) {
     if (i < num_chunks) {

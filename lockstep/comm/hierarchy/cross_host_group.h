@@ -40,8 +40,8 @@ class CrossHostGroup {
   /// sends the result to all hosts. The slices are split into chunks, several of which are in flight. As int8, `op` is
   /// a sum.
   void all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, Wire wire);
-  /// As all_reduce(), but only the elements of needed[host] reach that host; its other ones keep their values. Each host
-  /// sends every other one what that needs. `wire_dtype` is not int8.
+  /// As all_reduce(), but only the elements of needed[host], which are no other host's, reach that host; its other ones
+  /// keep their values. Each host sends every other one what that needs. `wire_dtype` is not int8.
   void reduce_scatter(const LocalSlices& slices, const NeededElements& needed, ReduceOp op, int divisor,
                       at::ScalarType wire_dtype);
   /// Replaces every local slice by the one of host `root`. On that host it is slices.locals[source].

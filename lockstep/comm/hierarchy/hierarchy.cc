@@ -236,21 +236,26 @@ class LargeCollective final : public shm::SyncOp {
 
   void compute() override {
     if (!cross_host_group_) return;
-    const auto element = op_.input.element_size();
     const auto location = plan_.locations[static_cast<std::size_t>(rank_)];
+    const auto count = static_cast<std::size_t>(op_.input.numel());
+    // Where each host needs other elements, a cross-host group exchanges a part of each of them, instead of a slice.
     const ElementRange slice =
-        slice_of(static_cast<std::size_t>(op_.input.numel()), plan_.num_cross_host_groups, location.local_rank);
+        op_.needed ? ElementRange{0, count} : slice_of(count, plan_.num_cross_host_groups, location.local_rank);
     LocalSlices slices{.dtype = op_.input.scalar_type(), .count = slice.count};
     for (int local_rank = 0; local_rank < control_blocks_.size(); ++local_rank)
       slices.locals.push_back(control_blocks_.arena_of(local_rank) +
-                              control_blocks_.of(local_rank).offset[number_ % 2] + slice.first * element);
+                              control_blocks_.of(local_rank).offset[number_ % 2] +
+                              slice.first * op_.input.element_size());
     if (op_.kind == CollectiveKind::kBroadcast) {
       const auto root = plan_.locations[static_cast<std::size_t>(op_.root)];
       return cross_host_group_->broadcast(slices, root.host, static_cast<std::size_t>(root.local_rank));
     }
     const int divisor = op_.op == ReduceOp::kMean ? static_cast<int>(plan_.locations.size()) : 1;
-    if (op_.needed) return cross_host_group_->reduce_scatter(slices, within(*op_.needed, slice), op_.op, divisor, op_.wire_dtype);
-    cross_host_group_->all_reduce(slices, op_.op, divisor, {op_.wire_dtype, op_.error_feedback.get()});
+    if (op_.needed)
+      cross_host_group_->reduce_scatter(slices, share_of(*op_.needed, plan_.num_cross_host_groups, location.local_rank),
+                                        op_.op, divisor, op_.wire_dtype);
+    else
+      cross_host_group_->all_reduce(slices, op_.op, divisor, {op_.wire_dtype, op_.error_feedback.get()});
   }
 
   void complete() override {

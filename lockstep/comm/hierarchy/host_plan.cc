@@ -43,15 +43,17 @@ ElementRange slice_of(std::size_t count, int num_cross_host_groups, int cross_ho
   return {first, std::min(step, count - first)};
 }
 
-NeededElements within(const NeededElements& needed, ElementRange slice) {
-  NeededElements result(needed.size());
-  const std::size_t end = slice.first + slice.count;
-  for (std::size_t host = 0; host < needed.size(); ++host)
-    for (const ElementRange& range : needed[host]) {
-      const std::size_t first = std::max(range.first, slice.first), last = std::min(range.first + range.count, end);
-      if (first < last) result[host].push_back({first - slice.first, last - first});
-    }
-  return result;
+NeededElements share_of(const NeededElements& needed, int num_cross_host_groups, int cross_host_group) {
+  NeededElements share;
+  for (const std::vector<ElementRange>& ranges : needed) {
+    std::size_t count = 0;
+    for (const ElementRange& range : ranges) count += range.count;
+    const ElementRange slice = slice_of(count, num_cross_host_groups, cross_host_group);
+    std::vector<ElementRange>& own = share.emplace_back();
+    for_each_piece(ranges, slice.first, slice.first + slice.count,
+                   [&](std::size_t first, std::size_t piece, std::size_t) { own.push_back({first, piece}); });
+  }
+  return share;
 }
 
 }  // namespace lockstep::comm::hierarchy

@@ -1,6 +1,7 @@
 // The assignment of the members of a group to hosts and to cross-host groups. Pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -34,7 +35,19 @@ HostPlan plan_hosts(const std::vector<int>& host_of);
 /// contiguous, begin at multiples of 64, and cover all elements.
 ElementRange slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
 
-/// Returns the parts of `needed` that are in `slice`, counted from its beginning.
-NeededElements within(const NeededElements& needed, ElementRange slice);
+/// Calls use(first, count, place) for each piece of the elements [begin, end) of the ranges, which are counted as if
+/// they followed each other. `place` is counted from `begin`.
+template <typename Use>
+void for_each_piece(const std::vector<ElementRange>& ranges, std::size_t begin, std::size_t end, const Use& use) {
+  std::size_t before = 0;
+  for (const ElementRange& range : ranges) {
+    const std::size_t from = std::max(begin, before), to = std::min(end, before + range.count);
+    if (from < to) use(range.first + from - before, to - from, from - begin);
+    before += range.count;
+  }
+}
+/// Returns the part of each host's elements that one of `num_cross_host_groups` groups exchanges, as slice_of() divides
+/// them.
+NeededElements share_of(const NeededElements& needed, int num_cross_host_groups, int cross_host_group);
 
 }  // namespace lockstep::comm::hierarchy

@@ -50,7 +50,7 @@ struct ElementRange {
   std::size_t first = 0;
   std::size_t count = 0;
 };
-/// By host, in the order of the hosts' first ranks: the elements of a result that the ranks of the host need, ascending.
+/// By host, in the order of the hosts' first ranks: the elements of a result that only the ranks of that host need.
 using NeededElements = std::vector<std::vector<ElementRange>>;
 
 /// What rounding to int8 has lost of the tensor of an all_reduce that is repeated, and what is added the next time

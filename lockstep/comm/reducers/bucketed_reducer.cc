@@ -246,7 +246,7 @@ void BucketedReducer::set_needed(std::vector<std::vector<ElementRange>> needed) 
   for (BucketState& bucket_state : buckets_) bucket_state.needed = needed_of(bucket_state);
 }
 
-/// A gradient whose parameter has holes has other memory than the parameter, so it is needed as a whole.
+/// A gradient whose parameter has holes has other memory than the parameter: then all ranks get all of the bucket.
 std::shared_ptr<const NeededElements> BucketedReducer::needed_of(const BucketState& bucket_state) const {
   if (needed_.empty()) return nullptr;
   auto by_host = std::make_shared<NeededElements>();
@@ -255,7 +255,7 @@ std::shared_ptr<const NeededElements> BucketedReducer::needed_of(const BucketSta
     for (std::size_t k = 0; k < bucket_state.gradients.size(); ++k) {
       const at::Tensor& example = specs_[bucket_state.gradients[k]].example;
       ElementRange range = of_host[bucket_state.gradients[k]];
-      if (!example.is_non_overlapping_and_dense()) range = {0, static_cast<std::size_t>(example.numel())};
+      if (!example.is_non_overlapping_and_dense()) return nullptr;
       range.first += static_cast<std::size_t>(bucket_state.bucket.offsets[k]);
       if (range.count > 0) ranges.push_back(range);
     }

@@ -65,8 +65,8 @@ StateSharding::StateSharding(ddp::GradientSource& source)
     if (tensor.device() != device_)
       throw base::UsageError("shard_state: parameter " + name + " is on " + tensor.device().str() +
                              "; expected the device of the first parameter, " + device_.str());
-  chunk_bytes_ = std::min(most, kMaxChunkBytes);
-  rounds_ = chunk_bytes_ == 0 ? 1 : (most + chunk_bytes_ - 1) / chunk_bytes_;
+  rounds_ = std::max<std::size_t>(1, (most + kMaxChunkBytes - 1) / kMaxChunkBytes);
+  chunk_bytes_ = (most + rounds_ - 1) / rounds_;
   const auto size = static_cast<std::int64_t>(kHeaderBytes + chunk_bytes_);
   const auto bytes = at::dtype(at::kByte).device(device_);
   input_ = at::empty({size}, bytes);

@@ -50,7 +50,7 @@ TEST(OptimShards, EqualsUnshardedBitwise) {
   DistributedDataParallel ddp(whole, world()), other(divided, world());
   optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true});
   optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true});
-  for (int step = 0; step < 6; ++step) {
+  for (int step = 0; step < 50; ++step) {
     train_step(whole, plain, step);
     train_step(divided, sharded, step);
   }
