@@ -75,28 +75,33 @@ class Bench:
         print(json.dumps({"what": "run", **row}), flush=True)
         return row, result["seconds"]
 
-    def rounds(self, parameters, rate):
-        """Measures the exchange of a round beside the time of its bytes on the wire."""
-        for method in ROUNDS:
-            case = {"method": method, "parameters": parameters, "rounds": 3}
-            words = [self.args.python, HERE / "slow_networks_rank.py", json.dumps(case)]
-            env = {"PYTHONPATH": self.args.package, "LOCKSTEP_LOG": "quiet"}
+    def round(self, method, parameters, rate):
+        """Returns the seconds of a round, and the bytes that it sends (0: on links without a limit)."""
+        case = {"method": method, "parameters": parameters, "rounds": 3}
+        words = [self.args.python, HERE / "slow_networks_rank.py", json.dumps(case)]
+        env = {"PYTHONPATH": self.args.package, "LOCKSTEP_LOG": "quiet"}
+        if rate:
             self.cluster.shape(f"{round(rate)}bit")
-            try:
-                result, crossed = run(self.cluster, Job, self.where, words, env)
-            finally:
+        try:
+            result, crossed = run(self.cluster, Job, self.where, words, env)
+        finally:
+            if rate:
                 self.cluster.unshape()
-            seconds = statistics.median(result["seconds"])
-            payload = parameters * PAYLOAD_BYTES[method]  # each way, between two hosts
+        return statistics.median(result["seconds"]), round(crossed / 3)
+
+    def rounds(self, parameters, rate):
+        """Measures a round, and one without a limit, beside the time of the bytes on the wire. The difference of the two
+        is the exchange."""
+        for method in ROUNDS:
+            without, _ = self.round(method, parameters, 0)
+            seconds, crossed = self.round(method, parameters, rate)
+            bound = 8 * parameters * PAYLOAD_BYTES[method] / (0.955 * rate)  # each way, between two hosts
             row = {
-                "what": "round",
-                "method": method,
-                "parameters": parameters,
-                "rate": rate,
-                "round_s": round(seconds, 4),
-            }
-            bound = 8 * payload / (0.955 * rate)
-            row.update(bound_s=round(bound, 4), to_bound=round(seconds / bound, 3), bytes=round(crossed / 3))
+                "what": "round", "method": method, "parameters": parameters, "rate": rate,
+                "round_s": round(seconds, 4), "without_limit_s": round(without, 4), "bound_s": round(bound, 4),
+                "round_to_bound": round(seconds / bound, 3), "exchange_to_bound": round((seconds - without) / bound, 3),
+                "bytes": crossed,
+            }  # fmt: skip
             print(json.dumps(row), flush=True)
 
     def beside_torchft(self):

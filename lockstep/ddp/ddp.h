@@ -108,7 +108,8 @@ void visit_options(Options& options, Visitor&& visit) {
 /// Throws UsageError for a model without a parameter that requires a gradient.
 ///
 /// When backward() returns, each gradient that backward() computed on at least one rank is the mean over all ranks,
-/// with the same bits on every rank; a rank that did not compute it contributes zero. A gradient that no rank computed
+/// with the same bits on every rank (an optimizer of lockstep::optim may change that: FusedOptimizer,
+/// FusedOptions.shard_state); a rank that did not compute it contributes zero. A gradient that no rank computed
 /// is unchanged. Reduction overlaps with backward(), except in the first backward(), which records the order in which
 /// gradients become ready and reduces them at its end. Outside no_sync(), every rank must call backward() the same
 /// number of times: otherwise the other ranks throw DesyncError, which names the rank. To keep gradients of different

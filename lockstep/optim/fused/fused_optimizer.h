@@ -38,8 +38,10 @@ class UpdateRule;
 struct FusedOptions {
   /// ZeRO stage 1: each rank holds the state of its own shard of the elements, updates these, and receives the other
   /// elements from their owners at the end of step(). Where the ranks of a host share one copy of parameters and state,
-  /// the owners are the hosts; with a single such host, the state is not divided. Between hosts, and over TCP or MPI,
-  /// all parameters are sent once more per step. Cannot be combined with join().
+  /// the owners are the hosts; with a single such host, the state is not divided. Between such
+  /// hosts, backward() sends each host only the gradients of its shard, so that a step sends no more than without;
+  /// .grad() is then the mean in the shard and this rank's own gradient elsewhere, until average_gradients(). Over TCP
+  /// or MPI, and with a hook, all parameters are sent once more per step. Cannot be combined with join().
   bool shard_state = false;
   /// Updates with ATen's operations on lists of tensors (_fused_adamw_, _foreach_…) instead of this library's kernels,
   /// from gradients that backward() averages; ranks then share no memory. Always on if a parameter is not on the CPU.
