@@ -27,6 +27,7 @@ using base::Deadline;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(200);
 constexpr std::string_view kRefused = "join/refused";
+constexpr std::string_view kRoster = "join/roster";   // a Roster
 constexpr std::string_view kArguments = "arguments";  // the key of the arguments, which are not a fact: they may differ
 
 struct Member {
@@ -100,79 +101,131 @@ void report_missing(Store& store, const identity::Identity& id, Deadline deadlin
                     " more: " + base::joined(missing));
 }
 
-std::vector<Member> wait_for_members(Store& store, const identity::Identity& id, Deadline deadline) {
-  std::vector<Member> members(static_cast<std::size_t>(id.world_size));
-  Deadline report = Deadline::in(base::kJoinReportInterval);
-  for (int rank = 0; rank < id.world_size; ++rank) {
-    std::optional<std::string> text;
-    while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kPollInterval))))) {
-      throw_if_job_failed(store, id, deadline);
-      if (deadline.expired()) break;
-      if (id.rank != 0 || !report.expired()) continue;
-      report_missing(store, id, deadline);
-      report = Deadline::in(base::kJoinReportInterval);
-    }
-    if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
+/// Waits for the value of `key`, and throws as soon as the job has failed. Returns nothing at the deadline.
+std::optional<std::string> wait_for(Store& store, const std::string& key, const identity::Identity& id,
+                                    Deadline deadline, Deadline& report) {
+  std::optional<std::string> text;
+  while (!(text = store.get(key, earlier(deadline, Deadline::in(kPollInterval))))) {
+    throw_if_job_failed(store, id, deadline);
+    if (deadline.expired()) break;
+    if (id.rank != 0 || !report.expired()) continue;
+    report_missing(store, id, deadline);
+    report = Deadline::in(base::kJoinReportInterval);
   }
-  if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+  return text;
+}
+
+[[noreturn]] void throw_missing(Store& store, const identity::Identity& id) {
   std::vector<int> missing;
   for (int rank = 0; rank < id.world_size; ++rank)
-    if (members[static_cast<std::size_t>(rank)].host.empty()) missing.push_back(rank);
-  if (!missing.empty())
-    throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
-                    std::to_string(missing.size()) + " of " + std::to_string(id.world_size) +
-                        " ranks did not join in time: " + base::joined(missing),
-                    "check that they were started with this address (" + to_string(id.address) + ") and world size");
-  return members;
+    if (!store.find(member_key(rank), Deadline::in(kPollInterval))) missing.push_back(rank);
+  if (missing.empty()) missing.push_back(0);  // it has ended since, without having published the roster
+  throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
+                  std::to_string(missing.size()) + " of " + std::to_string(id.world_size) +
+                      " ranks did not join in time: " + base::joined(missing),
+                  "check that they were started with this address (" + to_string(id.address) + ") and world size");
 }
 
-void compare_facts(const std::vector<Member>& members, const identity::Identity& id) {
-  for (std::size_t rank = 1; rank < members.size(); ++rank)
-    for (const auto& [key, value] : members[0].facts) {
-      const auto found = members[rank].facts.find(key);
-      const std::string theirs = found == members[rank].facts.end() ? "-" : found->second;
-      if (theirs != value)
-        throw CommError(Cause::kConfigMismatch, "init", id.rank, static_cast<int>(rank),
-                        "rank " + std::to_string(rank) + " differs from rank 0 in " + key + ": " +
-                            base::quoted(theirs, 128) + " on " + members[rank].host + ", but " +
-                            base::quoted(value, 128) + " on " + members[0].host,
-                        "start the same program with the same libraries on every rank");
-    }
-}
-
-/// Warns about arguments that differ from those of rank 0. Rank 0 logs the first rank that differs; every other rank
-/// logs only its own difference. This is only a warning, because the difference may be intended.
-void warn_about_arguments(const std::vector<Member>& members, const identity::Identity& id) {
-  for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
-    const std::string difference = argument_difference(members[rank].arguments, members[0].arguments);
-    if (!difference.empty())
-      return base::log_warning("rank " + std::to_string(rank) +
-                               " was started with different arguments than rank 0: " + difference);
-    if (id.rank != 0) return;
+void compare_facts(const Member& first, const Member& member, int rank, const identity::Identity& id) {
+  for (const auto& [key, value] : first.facts) {
+    const auto found = member.facts.find(key);
+    const std::string theirs = found == member.facts.end() ? "-" : found->second;
+    if (theirs != value)
+      throw CommError(Cause::kConfigMismatch, "init", id.rank, rank,
+                      "rank " + std::to_string(rank) + " differs from rank 0 in " + key + ": " +
+                          base::quoted(theirs, 128) + " on " + member.host + ", but " + base::quoted(value, 128) +
+                          " on " + first.host,
+                      "start the same program with the same libraries on every rank");
   }
 }
 
-void fill_host_layout(const std::vector<Member>& members, identity::Identity& id) {
+/// Warns about arguments that differ from those of rank 0. This is only a warning, because the difference may be
+/// intended. Returns whether they differ.
+bool warn_about_arguments(const Member& first, const Member& member, int rank) {
+  const std::string difference = argument_difference(member.arguments, first.arguments);
+  if (!difference.empty())
+    base::log_warning("rank " + std::to_string(rank) +
+                      " was started with different arguments than rank 0: " + difference);
+  return !difference.empty();
+}
+
+/// The roster is what rank 0 has found in the records of all ranks, so that the others need not read them: for each
+/// rank the number of its host, in the order of the hosts' first ranks. As text "0*8,1*8": runs of equal numbers.
+std::string to_text(const std::vector<int>& host_indices) {
+  std::string text;
+  for (std::size_t first = 0, end = 0; first < host_indices.size(); first = end) {
+    while (end < host_indices.size() && host_indices[end] == host_indices[first]) ++end;
+    text += (first ? "," : "") + std::to_string(host_indices[first]) + "*" + std::to_string(end - first);
+  }
+  return text;
+}
+
+std::vector<int> parse_roster(const std::string& text, int world_size) {
+  std::vector<int> host_indices;
+  for (const std::string& run : base::split(text, ',')) {
+    const std::size_t star = std::min(run.find('*'), run.size());
+    const auto number = [&](const std::string& digits, int least) {
+      return base::parse_int_in_range("the roster of ranks", digits, least, world_size);
+    };
+    const int host = number(run.substr(0, star), 0);
+    const auto count = static_cast<std::size_t>(number(run.substr(std::min(star + 1, run.size())), 1));
+    if (host_indices.size() + count > static_cast<std::size_t>(world_size)) break;
+    host_indices.insert(host_indices.end(), count, host);
+  }
+  if (host_indices.size() != static_cast<std::size_t>(world_size))
+    throw base::Error(Cause::kProtocol, "the roster of ranks is not one of " + std::to_string(world_size));
+  return host_indices;
+}
+
+/// On rank 0: waits for the records of all ranks, compares them with its own, and publishes the roster.
+std::vector<int> call_roll(Store& store, const identity::Identity& id, const Member& self, Deadline deadline) {
+  std::vector<Member> members;
+  Deadline report = Deadline::in(base::kJoinReportInterval);
+  for (int rank = 0; rank < id.world_size; ++rank) {
+    const auto text = wait_for(store, member_key(rank), id, deadline, report);
+    if (!text) throw_missing(store, id);
+    members.push_back(parse_member(*text));
+  }
+  if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+  std::vector<int> host_indices;
+  std::map<std::string, int> hosts;
+  bool has_warned = false;
+  for (int rank = 0; rank < id.world_size; ++rank) {
+    const Member& member = members[static_cast<std::size_t>(rank)];
+    compare_facts(self, member, rank, id);
+    has_warned = has_warned || warn_about_arguments(self, member, rank);
+    const std::string host = member.host + member.host_id;
+    host_indices.push_back(hosts.emplace(host, static_cast<int>(hosts.size())).first->second);
+  }
+  store.set(kRoster, to_text(host_indices), deadline);
+  return host_indices;
+}
+
+/// On the other ranks: compares this rank with rank 0, and waits for the roster.
+std::vector<int> read_roster(Store& store, const identity::Identity& id, const Member& self, Deadline deadline) {
+  Deadline report = Deadline::never();  // bounded: rank 0 reports, and the waits end at `deadline`
+  const auto first = wait_for(store, member_key(0), id, deadline, report);
+  if (!first) throw_missing(store, id);
+  compare_facts(parse_member(*first), self, id.rank, id);
+  warn_about_arguments(parse_member(*first), self, id.rank);
+  const auto text = wait_for(store, std::string(kRoster), id, deadline, report);
+  if (!text) throw_missing(store, id);
+  return parse_roster(*text, id.world_size);
+}
+
+void fill_host_layout(std::vector<int> host_indices, identity::Identity& id) {
   const auto self = static_cast<std::size_t>(id.rank);
-  std::vector<std::string> hosts;
+  id.host_indices = std::move(host_indices);
   int num_before = 0;
-  int num_local = 0;
-  int node = 0;
-  for (std::size_t rank = 0; rank < members.size(); ++rank) {
-    const std::string host = members[rank].host + members[rank].host_id;
-    const auto known = std::ranges::find(hosts, host);
-    id.host_indices.push_back(static_cast<int>(known - hosts.begin()));
-    if (known == hosts.end()) hosts.push_back(host);
-    if (host != members[self].host + members[self].host_id) continue;
-    node = id.host_indices.back();
+  for (std::size_t rank = 0; rank < id.host_indices.size(); ++rank) {
+    if (id.host_indices[rank] != id.host_indices[self]) continue;
     id.local_ranks.push_back(static_cast<int>(rank));
     num_before += rank < self;
-    ++num_local;
   }
   if (id.local_rank < 0) id.local_rank = num_before;
-  if (id.local_world_size < 0) id.local_world_size = num_local;
-  if (id.node_rank < 0) id.node_rank = node;
-  if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
+  if (id.local_world_size < 0) id.local_world_size = static_cast<int>(id.local_ranks.size());
+  if (id.node_rank < 0) id.node_rank = id.host_indices[self];
+  if (id.num_nodes < 0) id.num_nodes = *std::ranges::max_element(id.host_indices) + 1;
 }
 
 /// Finds the build id among the notes of an ELF image. A note consists of the size of its name, the size of its
@@ -245,10 +298,9 @@ void join(Store& store, identity::Identity& identity, const Facts& facts, Deadli
               .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
   claim_rank(store, identity, self, deadline);
-  const std::vector<Member> members = wait_for_members(store, identity, deadline);
-  compare_facts(members, identity);
-  warn_about_arguments(members, identity);
-  fill_host_layout(members, identity);
+  fill_host_layout(
+      identity.rank == 0 ? call_roll(store, identity, self, deadline) : read_roster(store, identity, self, deadline),
+      identity);
 }
 
 std::string host_id() {

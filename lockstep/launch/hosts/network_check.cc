@@ -1,6 +1,7 @@
 #include "lockstep/launch/hosts/network_check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
@@ -134,9 +135,9 @@ std::vector<std::size_t> checked_peers(std::size_t self, std::size_t count) {
       if (peer != self) peers.push_back(peer);
     return peers;
   }
-  for (std::size_t distance = 1; 2 * distance <= count; distance *= 2) {
+  for (const std::size_t distance : {std::size_t{1}, static_cast<std::size_t>(std::sqrt(count))}) {
     peers.push_back((self + distance) % count);
-    if (2 * distance < count) peers.push_back((self + count - distance) % count);
+    peers.push_back((self + count - distance) % count);
   }
   return peers;
 }

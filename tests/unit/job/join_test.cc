@@ -129,14 +129,34 @@ TEST(Join, DuplicateRankIsRejected) {
 
 TEST(Join, HostsWithEqualNamesAreDistinguished) {
   LocalStore store;
-  identity::Identity id{.rank = 1, .world_size = 3};
-  store.set("join/0", base::net::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
+  identity::Identity id{.rank = 0, .world_size = 3};
+  store.set("join/1", base::net::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
   store.set("join/2", base::net::host_name() + "\nanother machine\n2\nlibrary=1\nworld_size=3", Deadline::in(1s));
   join(store, id, {{"library", "1"}}, Deadline::in(1s));
   EXPECT_EQ(id.local_rank, 0);
   EXPECT_EQ(id.local_world_size, 1);
-  EXPECT_EQ(id.node_rank, 1);
+  EXPECT_EQ(id.node_rank, 0);
   EXPECT_EQ(id.num_nodes, 2);
+  EXPECT_EQ(store.find("join/roster", Deadline::in(1s)), "0*1,1*2");
+}
+
+TEST(Join, OtherRanksReadWhatRankZeroHasFound) {
+  for (const std::string roster : {"0*1,1*2,0*1", "0*1,1*2", "0*5", "0*1,1*0,1*2", "x", "", "0*1,-1*3"}) {
+    LocalStore store;
+    identity::Identity id{.rank = 3, .world_size = 4};
+    store.set("join/0", base::net::host_name() + "\nthis\n1\nlibrary=1\nworld_size=4", Deadline::in(1s));
+    store.set("join/roster", roster.empty() ? "," : roster, Deadline::in(1s));
+    if (roster != "0*1,1*2,0*1") {
+      EXPECT_THROW(join(store, id, {{"library", "1"}}, Deadline::in(1s)), base::Error) << roster;
+      continue;
+    }
+    join(store, id, {{"library", "1"}}, Deadline::in(1s));
+    EXPECT_EQ(id.host_indices, (std::vector<int>{0, 1, 1, 0}));
+    EXPECT_EQ(id.local_ranks, (std::vector<int>{0, 3}));
+    EXPECT_EQ(id.local_rank, 1);
+    EXPECT_EQ(id.node_rank, 0);
+    EXPECT_EQ(id.num_nodes, 2);
+  }
 }
 
 TEST(Join, LauncherValuesAreKept) {
