@@ -117,8 +117,9 @@ def prepare(model, method, every, world):
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return ddp, lambda body: body()
-    if method == "powersgd":
-        model.lockstep_ddp = [lockstep.DistributedDataParallel(model, world, hook=lockstep.PowerSGD(4))]
+    if method in ("powersgd", "int8"):
+        hook = lockstep.PowerSGD(4) if method == "powersgd" else lockstep.Int8()
+        model.lockstep_ddp = [lockstep.DistributedDataParallel(model, world, hook=hook)]
         return model, lambda body: body()
     outer = OUTER[method]
     ddp = lockstep.DistributedDataParallel(model, world, average_hosts_every=every, outer=outer)

@@ -82,7 +82,7 @@ def test_the_table_names_the_fastest_method_and_the_limit(folder):
     )
     assert done.returncode == 0, done.stderr
     assert "2 ranks on this host" in done.stdout
-    assert "float32     bfloat16     PowerSGD      average       DiLoCo   SparseLoCo" in done.stdout
+    assert "float32    bfloat16        int8    PowerSGD     average      DiLoCo  SparseLoCo" in done.stdout
     assert "With 100 Mb/s and float32, the network is the limit from 2 hosts on" in done.stdout
 
 

@@ -245,7 +245,7 @@ std::string table(const std::vector<Cell>& cells, double alone_s) {
       std::snprintf(line, sizeof line, "\n%-10s", text_of_rate(link).c_str());
       text += line;
       for (const MethodName& method : kMethods) {
-        std::snprintf(line, sizeof line, " %12s", method.name);
+        std::snprintf(line, sizeof line, " %11s", method.name);
         text += line;
       }
       text += "  fastest: efficiency, 90 % interval\n";
@@ -253,7 +253,7 @@ std::string table(const std::vector<Cell>& cells, double alone_s) {
     std::snprintf(line, sizeof line, "%5d hosts", cell.hosts);
     text += line;
     for (const Prediction& prediction : cell.methods) {
-      std::snprintf(line, sizeof line, " %12s", text_of_seconds(prediction.step_s).c_str());
+      std::snprintf(line, sizeof line, " %11s", text_of_seconds(prediction.step_s).c_str());
       text += line;
     }
     const std::size_t best = cell.fastest();

@@ -15,7 +15,7 @@ constexpr double kPhases = 2;  // of an all-reduce: scatter, gather
 // Operations that end each reduction: the headers, and which gradients are there.
 constexpr double kSmallOperations = 2;
 // CPU time per parameter, of all ranks of a host together: encoding, decoding, error feedback and the outer step.
-constexpr double kDiLoCoS = 8e-9, kSparseLoCoS = 14e-9, kAverageS = 2e-9;
+constexpr double kDiLoCoS = 8e-9, kSparseLoCoS = 14e-9, kAverageS = 2e-9, kInt8S = 5e-9;
 constexpr double kPowerSgdS = 5e-9;  // of each rank
 constexpr double kPowerSgdRank = 4;
 // Payload of a parameter: int8 with a scale for 256 of them; 64 of 4096 with their indices and signs.
@@ -40,8 +40,10 @@ double num_parameters(const HostProfile::Model& model) {
 /// What a host sends of a gradient.
 double payload(const Gradient& gradient, Method method) {
   if (method == Method::kBfloat16) return gradient.is_float32 ? gradient.bytes / 2 : gradient.bytes;
+  const double number = gradient.rows * gradient.columns;
+  if (method == Method::kInt8) return number * kInt8Bytes;
   if (method != Method::kPowerSgd) return gradient.bytes;
-  const double number = gradient.rows * gradient.columns, factors = kPowerSgdRank * (gradient.rows + gradient.columns);
+  const double factors = kPowerSgdRank * (gradient.rows + gradient.columns);
   return 4 * (2 * factors >= number ? number : factors / 2);  // as PowerSgdHook; one of the two factors in each step
 }
 
@@ -55,21 +57,23 @@ struct Exchange {
 Exchange replay(const HostProfile& profile, const HostProfile::Model& model, const HostCosts& costs,
                 const Cluster& cluster, Method method) {
   Exchange exchange;
-  double free_at = -1e9, sent = 0, capacity = kFirstBucketBytes, full = 0;
+  double free_at = -1e9, sent = 0, encoded = 0, capacity = kFirstBucketBytes, full = 0;
   const double ranks = profile.ranks;
   const auto run_bucket = [&](double ready_at) {
     const double bytes = reduced_bytes(sent, cluster.hosts);
-    const double cpu = (bytes * costs.wire_s_per_byte + kMemoryPasses * full * costs.memory_s_per_byte) / ranks;
+    const double cpu =
+        (bytes * costs.wire_s_per_byte + kMemoryPasses * full * costs.memory_s_per_byte + kInt8S * encoded) / ranks;
     const double fixed = kPhases * (cluster.latency_s + kOperationS);
     free_at = std::max(free_at, ready_at) + std::max(bytes / cluster.bytes_per_s, cpu) + fixed;
     exchange.bytes += bytes;
     exchange.cpu_s += cpu;
     capacity = kBucketBytes;
-    sent = full = 0;
+    sent = full = encoded = 0;
   };
   for (const Gradient& gradient : model.gradients) {
     sent += payload(gradient, method);
     full += gradient.bytes;
+    if (method == Method::kInt8) encoded += gradient.rows * gradient.columns;
     if (full >= capacity) run_bucket(-gradient.lead_s);
   }
   if (full > 0) run_bucket(model.gradients.empty() ? 0 : -model.gradients.back().lead_s);

@@ -15,6 +15,7 @@ struct Cluster {
 enum class Method {
   kFloat32,   ///< gradients in every step
   kBfloat16,  ///< the same, rounded for the wire
+  kInt8,      ///< the same, as int8 with error feedback
   kPowerSgd,  ///< factors of rank 4 of the gradients, in every step
   kAverage,   ///< the mean of the parameters, every so many steps
   kDiLoCo,    ///< DiLoCo with int8
@@ -24,9 +25,10 @@ struct MethodName {
   Method method;
   const char* name;
 };
-inline constexpr MethodName kMethods[] = {{Method::kFloat32, "float32"},   {Method::kBfloat16, "bfloat16"},
-                                          {Method::kPowerSgd, "PowerSGD"}, {Method::kAverage, "average"},
-                                          {Method::kDiLoCo, "DiLoCo"},     {Method::kSparseLoCo, "SparseLoCo"}};
+inline constexpr MethodName kMethods[] = {
+    {Method::kFloat32, "float32"},      {Method::kBfloat16, "bfloat16"}, {Method::kInt8, "int8"},
+    {Method::kPowerSgd, "PowerSGD"},    {Method::kAverage, "average"},   {Method::kDiLoCo, "DiLoCo"},
+    {Method::kSparseLoCo, "SparseLoCo"}};
 inline bool exchanges_each_step(Method method) { return method <= Method::kPowerSgd; }
 
 struct Prediction {

@@ -32,6 +32,7 @@ TEST(StepModel, GradientsThatAreReadyAtTheEndAddTheTimeOfTheirBytes) {
   EXPECT_NEAR(predict(profile, 2, Method::kFloat32).step_s, 0.3 + 4, kFixed);   // each byte once
   EXPECT_NEAR(predict(profile, 4, Method::kFloat32).step_s, 0.3 + 6, kFixed);   // 2 (n - 1) / n
   EXPECT_NEAR(predict(profile, 2, Method::kBfloat16).step_s, 0.3 + 2, kFixed);  // half of the bytes
+  EXPECT_NEAR(predict(profile, 2, Method::kInt8).step_s, 0.3 + 4 * 260.0 / 1024, kFixed);
   EXPECT_DOUBLE_EQ(predict(profile, 2, Method::kFloat32).bytes, 40e6);
 }
 
