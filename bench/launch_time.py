@@ -74,7 +74,11 @@ def time_launch(words_of_all, what):
         for process in started:
             process.terminate()
         for process in started:
-            process.communicate()
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         raise TooSlowError from error
     if any(process.returncode != 0 for process in started):
         raise RuntimeError(f"{words_of_all[0]} failed: {ends}")

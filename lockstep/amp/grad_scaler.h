@@ -61,10 +61,11 @@ class StepResult {
 /// that can skip its update there (optim/fused/fused_optimizer.h); `warn_below` is checked only where it waits. A call
 /// out of order throws a UsageError that names the missing call, and changes nothing. Not thread-safe.
 ///
-/// With an optimizer of lockstep::optim whose ranks are all on one host, gradients are not averaged in memory:
-/// unscale_() checks the means in one pass that does not store them, and step() unscales them. .grad() remains this
-/// rank's own, scaled gradient unless average_gradients() is called before or after. clip_grad_norm() after unscale_()
-/// needs no further pass. The check is exact except for float64 gradients above 1e154, whose squares count as infinite.
+/// With an optimizer of lockstep::optim whose ranks are all on one host, or on several with shard_state, gradients are
+/// not averaged in memory: unscale_() checks the means in one pass that does not store them, and step() unscales them.
+/// .grad() remains scaled, and no mean, unless average_gradients() is called before or after. clip_grad_norm() after
+/// unscale_() needs no further pass. The check is exact except for float64 gradients above 1e154, whose squares count
+/// as infinite.
 class GradScaler final : public checkpoint::Stateful {
  public:
   /// Throws UsageError for an option outside its range.

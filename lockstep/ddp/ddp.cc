@@ -157,7 +157,7 @@ DistributedDataParallel::Impl::Impl(ModelTensors model, ModuleWatch watch, comm:
     compared.emplace_back(name, tensor.detach());
     if (!check_gradient_dtype(name, tensor)) continue;
     specs.push_back({name, real_view(tensor.detach())});
-    parameters_.push_back({.name = name, .tensor = tensor});
+    parameters_.push_back({.name = name, .tensor = tensor, .reduced_strides = tensor.strides().vec()});
   }
   const std::string name = specs.front().name + "..";
   reducer_ = comm::GroupAccess::make_gradient_reducer(reduce_group_, name, std::move(specs),
@@ -274,6 +274,11 @@ void DistributedDataParallel::Impl::finish_reduction() {
                      updates_from_chunks || !optimizer_.is_attached);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
   if (optimizer_.shards.empty()) return;
+  // Those that no rank has computed are as they were before.
+  for (std::size_t i = 0; i < optimizer_.weighted.size(); ++i)
+    if (optimizer_.weighted[i] && parameters_[i].tensor.grad().defined())
+      multiply_shard(i, static_cast<double>(optimizer_.host_group->size()) / reduce_group_.size());
+  optimizer_.weighted.clear();
   optimizer_.are_means_partial = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
@@ -350,6 +355,7 @@ void DistributedDataParallel::Impl::compare_replicas() {
 }
 
 void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& reduced) {
+  if (!optimizer_.weighted.empty()) optimizer_.weighted[index] = false;
   at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
   const at::Tensor mean = parameters_[index].tensor.is_complex() ? at::view_as_complex(reduced) : reduced;
   const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&

@@ -127,8 +127,9 @@ void DistributedDataParallel::Impl::begin_backward() {
     accumulating_ = true;
   if (!any_gradient)
     for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
-  if (optimizer_.are_means_partial && any_gradient) complete_means_to_accumulate();
+  if (optimizer_.are_means_partial && any_gradient) prepare_to_accumulate_on_partial_means();
   optimizer_.are_means_partial = false;
+  if (!any_gradient) optimizer_.weighted.clear();
   pass_.has_leftover_gradients = any_gradient;
   pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }

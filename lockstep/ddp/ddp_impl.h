@@ -97,7 +97,8 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   struct HookedParameter {
     std::string name;
     at::Tensor tensor;
-    std::shared_ptr<void> node;  // keeps the node and its hook alive
+    std::vector<std::int64_t> reduced_strides;  // when the reducer was made
+    std::shared_ptr<void> node;                 // keeps the node and its hook alive
     torch::autograd::Node* raw = nullptr;
     std::uintptr_t before_hook = 0, after_hook = 0;
     bool accumulated_locally = false;  // under no_sync(), since the last reduction
@@ -123,13 +124,15 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   /// The attached optimizer of lockstep::optim. Reset by assignment when it detaches.
   struct OptimizerLink {
     bool is_attached = false;
-    bool has_sharded_state = false;           // it is divided between shard_owners()
-    bool has_averaged_gradients = false;      // with local gradients: average_gradients() was called
+    bool has_sharded_state = false;            // it is divided between shard_owners()
+    bool has_averaged_gradients = false;       // with local gradients: average_gradients() was called
     std::vector<comm::ElementRange> shards{};  // by parameter, of this rank's owner; empty: means are complete
     bool are_means_partial = false;            // gradients are means only in the shards
-    comm::ChunkSink* sink = nullptr;          // null: it uses averaged gradients
-    BackwardUpdater* updater = nullptr;       // if it updates in backward()
-    std::optional<comm::Group> host_group{};  // if reduce_group_ spans several hosts: its ranks on this host
+    int num_completed = 0;                     // times that all of these were needed
+    std::vector<bool> weighted{};              // by parameter: see prepare_to_accumulate_on_partial_means()
+    comm::ChunkSink* sink = nullptr;           // null: it uses averaged gradients
+    BackwardUpdater* updater = nullptr;        // if it updates in backward()
+    std::optional<comm::Group> host_group{};   // if reduce_group_ spans several hosts: its ranks on this host
     std::unique_ptr<comm::GradientReducer> host_reducer{};           // of the means that reducer_ has computed
     std::unordered_map<const void*, at::Tensor> parameter_memory{};  // by the tensor's address
   };
@@ -165,8 +168,10 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   void complete_reduction(const comm::Participation& participation, bool ends_step);
   void end_step(bool has_updated);
   std::vector<at::Tensor> tensors_to_average(bool are_parameters) const;
+  bool is_complete_mean(std::size_t index) const;
   void complete_means();
-  void complete_means_to_accumulate();
+  void prepare_to_accumulate_on_partial_means();
+  void multiply_shard(std::size_t index, double weight);
   void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
   void require_attached() const;
   void begin_update();

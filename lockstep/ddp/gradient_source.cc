@@ -63,43 +63,70 @@ void DistributedDataParallel::Impl::scatter_means(const std::vector<std::vector<
                                                   int owner) {
   require_attached();
   if (!optimizer_.host_reducer || options_.hook) return;
+  // Shards are counted in the memory of parameters, and gradients are reduced in the strides that these had before.
+  for (const HookedParameter& parameter : parameters_)
+    if (parameter.tensor.strides() != at::IntArrayRef(parameter.reduced_strides)) return;
   reducer_->set_needed(shards);
   optimizer_.shards = shards[static_cast<std::size_t>(owner)];
 }
 
+/// Whether gradient `index` is a mean also outside the shard.
+bool DistributedDataParallel::Impl::is_complete_mean(std::size_t index) const {
+  const at::Tensor& gradient = parameters_[index].tensor.grad();
+  return !gradient.defined() || gradient.layout() != at::kStrided ||
+         !parameters_[index].tensor.is_non_overlapping_and_dense();
+}
+
 /// Gradients that are means only in the shards become means. A collective of all ranks.
 void DistributedDataParallel::Impl::complete_means() {
+  constexpr int kOften = 3;
   const bool is_leader = optimizer_.host_group->rank() == 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor gradient = parameters_[i].tensor.grad();
-    if (!gradient.defined() || gradient.layout() != at::kStrided ||
-        !parameters_[i].tensor.is_non_overlapping_and_dense())  // complete already
-      continue;
+    if (is_complete_mean(i)) continue;
     // The sum of what one rank of each host has, and of zeros.
-    const at::Tensor flat = gradient.detach().as_strided({gradient.numel()}, {1});
+    const at::Tensor gradient = parameters_[i].tensor.grad().detach();
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
     const auto [first, count] = optimizer_.shards[i];
-    const auto begin = static_cast<std::int64_t>(first), end = static_cast<std::int64_t>(first + count);
-    flat.slice(0, 0, is_leader ? begin : flat.numel()).zero_();
-    if (is_leader) flat.slice(0, end).zero_();
+    flat.slice(0, 0, is_leader ? static_cast<std::int64_t>(first) : flat.numel()).zero_();
+    if (is_leader) flat.slice(0, static_cast<std::int64_t>(first + count)).zero_();
     reduce_group_.all_reduce(flat, comm::ReduceOp::kSum, {.name = parameters_[i].name});
   }
   optimizer_.are_means_partial = false;
   gradient_fingerprint_.clear();
+  // A program that needs them in each step gets them from backward(), for fewer bytes.
+  if (++optimizer_.num_completed < kOften) return;
+  reducer_->set_needed({});
+  optimizer_.shards.clear();
 }
 
-/// backward() begins, and gradients of an earlier one exist, to which it adds. Those that were set to zero since need
-/// no other rank.
-void DistributedDataParallel::Impl::complete_means_to_accumulate() {
+/// backward() will add to gradients of an earlier one, which are means only in the shards. The next reduction divides
+/// by the number of ranks, so it finds the same means if only the ranks of the owner have them, as many times as there
+/// are ranks for each of these. No other rank takes part, because backward() may be one that only accumulates.
+void DistributedDataParallel::Impl::prepare_to_accumulate_on_partial_means() {
   const at::NoGradGuard no_grad;
   const auto is_zero = [](const HookedParameter& parameter) {
     return !parameter.tensor.grad().defined() || !parameter.tensor.grad().any().item<bool>();
   };
-  bool is_unchanged = true;
-  for (std::size_t i = 0; i < parameters_.size(); ++i)
-    is_unchanged &= gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad());
-  if (is_unchanged) return complete_means();
   if (!std::all_of(parameters_.begin(), parameters_.end(), is_zero)) require_gradients_unchanged();
-  optimizer_.are_means_partial = false;
+  const double weight = static_cast<double>(reduce_group_.size()) / optimizer_.host_group->size();
+  optimizer_.weighted.assign(parameters_.size(), false);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_complete_mean(i)) continue;
+    const at::Tensor gradient = parameters_[i].tensor.grad().detach();
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
+    flat.slice(0, 0, static_cast<std::int64_t>(optimizer_.shards[i].first)).zero_();
+    flat.slice(0, static_cast<std::int64_t>(optimizer_.shards[i].first + optimizer_.shards[i].count)).zero_();
+    multiply_shard(i, weight);
+    optimizer_.weighted[i] = true;
+  }
+}
+
+void DistributedDataParallel::Impl::multiply_shard(std::size_t index, double weight) {
+  const at::Tensor gradient = parameters_[index].tensor.grad().detach();
+  gradient.as_strided({gradient.numel()}, {1})
+      .narrow(0, static_cast<std::int64_t>(optimizer_.shards[index].first),
+              static_cast<std::int64_t>(optimizer_.shards[index].count))
+      .mul_(weight);
 }
 
 void DistributedDataParallel::Impl::on_parameters_updated() {
@@ -152,6 +179,8 @@ void DistributedDataParallel::Impl::end_update() {
 void DistributedDataParallel::Impl::detach_optimizer() noexcept {
   optimizer_.host_reducer.reset();  // before its group
   if (!optimizer_.shards.empty()) reducer_->set_needed({});
+  if (optimizer_.are_means_partial)  // nobody would know any more that they are no means
+    for (const HookedParameter& parameter : parameters_) parameter.tensor.mutable_grad() = at::Tensor();
   optimizer_ = {};
   gradient_fingerprint_.clear();
 }

@@ -98,8 +98,9 @@ class GradientSource {
   /// UsageError. A collective of all ranks.
   virtual ShardOwners shard_owners() = 0;
   /// From the next backward() on, owner o needs only the elements shards[o][i] of the mean of parameter i, counted in
-  /// its memory. Where that saves traffic, the other elements are then this rank's own until average_gradients(), or
-  /// until the next backward() if it accumulates. Does nothing elsewhere. Until detach_optimizer(). `owner` is that of this rank.
+  /// its memory. Between hosts, the other elements are then unspecified until average_gradients(); if that is called
+  /// often, means are complete again. Does nothing elsewhere. Ends in detach_optimizer(), which drops gradients that
+  /// are means in part. `owner` is that of this rank.
   virtual void scatter_means(const std::vector<std::vector<comm::ElementRange>>& shards, int owner) = 0;
   /// Allocates memory that all ranks of host_group() can access.
   virtual comm::SharedAllocation allocate_shared(std::size_t bytes) = 0;

@@ -119,7 +119,10 @@ std::optional<std::string> wait_for(Store& store, const std::string& key, const 
   std::vector<int> missing;
   for (int rank = 0; rank < id.world_size; ++rank)
     if (!store.find(member_key(rank), Deadline::in(kPollInterval))) missing.push_back(rank);
-  if (missing.empty()) missing.push_back(0);  // it has ended since, without having published the roster
+  if (missing.empty())
+    throw CommError(Cause::kJoinTimeout, "init", id.rank, 0,
+                    "all ranks have joined, but rank 0 has not said so in time: it has stopped, or is slow",
+                    "look at rank 0 for the cause");
   throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
                   std::to_string(missing.size()) + " of " + std::to_string(id.world_size) +
                       " ranks did not join in time: " + base::joined(missing),
@@ -164,13 +167,11 @@ std::vector<int> parse_roster(const std::string& text, int world_size) {
   std::vector<int> host_indices;
   for (const std::string& run : base::split(text, ',')) {
     const std::size_t star = std::min(run.find('*'), run.size());
-    const auto number = [&](const std::string& digits, int least) {
-      return base::parse_int_in_range("the roster of ranks", digits, least, world_size);
-    };
-    const int host = number(run.substr(0, star), 0);
-    const auto count = static_cast<std::size_t>(number(run.substr(std::min(star + 1, run.size())), 1));
-    if (host_indices.size() + count > static_cast<std::size_t>(world_size)) break;
-    host_indices.insert(host_indices.end(), count, host);
+    const auto host = base::parse_int(run.substr(0, star)),
+               count = base::parse_int(run.substr(std::min(star + 1, run.size())));
+    if (!host || !count || *host < 0 || *host >= world_size || *count < 1 || *count > world_size) break;
+    host_indices.insert(host_indices.end(), static_cast<std::size_t>(*count), static_cast<int>(*host));
+    if (host_indices.size() > static_cast<std::size_t>(world_size)) break;
   }
   if (host_indices.size() != static_cast<std::size_t>(world_size))
     throw base::Error(Cause::kProtocol, "the roster of ranks is not one of " + std::to_string(world_size));

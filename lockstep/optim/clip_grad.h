@@ -31,7 +31,8 @@ namespace lockstep::optim {
 /// ranks with equal gradients get equal bits. Throws UsageError unless max_norm is greater than 0.
 ///
 /// For an optimizer of lockstep::optim it is a collective that makes one more pass over the gradients: it blocks until
-/// all ranks of the host have called it, if the ranks of a host share the parameters. After GradScaler::unscale_() it
+/// all ranks of the host have called it, if these share the parameters, and with FusedOptions.shard_state between hosts
+/// until all ranks have. After GradScaler::unscale_() it
 /// makes no pass, and the norm is that of the unscaled gradients. Throws UsageError after clip_grad_value(), and while
 /// update_in_backward() is on.
 at::Tensor clip_grad_norm(torch::optim::Optimizer& optimizer, double max_norm);

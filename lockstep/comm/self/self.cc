@@ -8,7 +8,8 @@ class SelfTransport final : public Transport {
   std::string_view name() const override { return "self"; }
   const Capabilities& capabilities() const override {
     static const Capabilities all = [] {
-      Capabilities can{.devices = {at::kCPU, at::kCUDA}, .wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kChar}};
+      Capabilities can{.devices = {at::kCPU, at::kCUDA},
+                       .wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf, at::kChar}};
       std::erase_if(can.kinds,
                     [](auto kind) { return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv; });
       return can;

@@ -42,19 +42,27 @@ void Int8Hook::buckets_changed(const std::vector<comm::Bucket>& buckets) {
     state.sums = bucket.buffer.scalar_type() == at::kFloat
                      ? bucket.buffer
                      : at::zeros_like(bucket.buffer, bucket.buffer.options().dtype(at::kFloat));
-    if (const auto found = loaded_.find(state.names); found != loaded_.end()) *state.feedback = found->second;
+    adopt_loaded(state);
   }
+}
+
+/// Copies, because a bucket may be made again before the state is used.
+void Int8Hook::adopt_loaded(const BucketState& bucket) const {
+  *bucket.feedback = {};
+  const auto found = loaded_.find(bucket.names);
+  if (found == loaded_.end()) return;
+  if (found->second.sent.defined()) bucket.feedback->sent = found->second.sent.clone();
+  if (found->second.result.defined()) bucket.feedback->result = found->second.result.clone();
 }
 
 comm::PendingPtr Int8Hook::start(comm::Bucket& bucket, comm::HookContext& context) {
   const at::NoGradGuard no_grad;
   BucketState& state = buckets_[bucket.index];
-  if (rank_ != context.rank() || size_ != context.size()) {
-    rank_ = context.rank(), size_ = context.size();
-    if (loaded_rank_ != rank_ || loaded_size_ != size_)  // what other ranks have lost
-      for (const BucketState& other : buckets_) *other.feedback = {};
-  }
+  if (is_loaded_ && (rank_ != context.rank() || size_ != context.size()))
+    for (const BucketState& other : buckets_) *other.feedback = {};  // it is what another rank has lost
+  rank_ = context.rank(), size_ = context.size();
   loaded_.clear();
+  is_loaded_ = false;
   if (!state.sums.is_same(bucket.buffer)) state.sums.copy_(bucket.buffer);
   state.codes = state.all_codes = at::Tensor();
   if (auto pending = context.all_reduce_int8(state.sums, state.feedback)) return pending;
@@ -100,12 +108,17 @@ void Int8Hook::finish(comm::Bucket& bucket, comm::HookContext& context) {
 
 StateDict Int8Hook::state_dict() const {
   StateDict state = {{kRank, rank_}, {kSize, size_}};
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {
-    const std::string number = std::to_string(i);
-    state[number + kNames] = buckets_[i].names;
-    state[number + kSent] = zeros_unless_defined(buckets_[i].feedback->sent);
-    state[number + kResult] = zeros_unless_defined(buckets_[i].feedback->result);
-  }
+  std::size_t count = 0;
+  const auto add = [&](const std::string& names, const comm::ErrorFeedback& feedback) {
+    const std::string number = std::to_string(count++);
+    state[number + kNames] = names;
+    state[number + kSent] = zeros_unless_defined(feedback.sent);
+    state[number + kResult] = zeros_unless_defined(feedback.result);
+  };
+  if (is_loaded_)
+    for (const auto& [names, feedback] : loaded_) add(names, feedback);
+  else
+    for (const BucketState& bucket : buckets_) add(bucket.names, *bucket.feedback);
   return state;
 }
 
@@ -123,10 +136,9 @@ void Int8Hook::load_state_dict(const StateDict& state) {
     throw base::UsageError("Int8Hook: the saved state has " + std::to_string(state.size()) +
                            " values; expected the state of an Int8Hook");
   loaded_ = std::move(loaded);
-  loaded_rank_ = rank, loaded_size_ = size;
-  for (const BucketState& bucket : buckets_)
-    if (const auto found = loaded_.find(bucket.names); found != loaded_.end()) *bucket.feedback = found->second;
-  rank_ = size_ = -1;
+  rank_ = rank, size_ = size;
+  is_loaded_ = true;
+  for (const BucketState& bucket : buckets_) adopt_loaded(bucket);
 }
 
 }  // namespace lockstep::ddp::inline hooks

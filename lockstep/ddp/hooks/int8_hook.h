@@ -28,9 +28,9 @@ namespace lockstep::ddp::inline hooks {
 /// changes its scale, that counts twice or half once. It is also dropped when gradients are assigned to other buckets.
 /// Clip gradients after the reduction.
 ///
-/// The state belongs to the rank: TrainingState::add_each_rank(). It is restored if the numbers of ranks and hosts and
-/// the buckets (DdpOptions.bucket_layout) are the same. It takes 6 bytes for each element with 2 hosts of one rank, and
-/// less with more.
+/// The state belongs to the rank: TrainingState::add_each_rank(). It is restored on the same ranks of the same hosts,
+/// for the same buckets (DdpOptions.bucket_layout); otherwise it begins anew. It takes 6 bytes for each element with 2
+/// hosts of one rank, and less with more.
 class Int8Hook final : public comm::GradientHook, public checkpoint::Stateful {
  public:
   std::string name() const override { return "int8"; }
@@ -48,14 +48,15 @@ class Int8Hook final : public comm::GradientHook, public checkpoint::Stateful {
     at::Tensor sums;              // float32: the bucket's own buffer if it has that dtype
     at::Tensor codes, all_codes;  // of this rank and of all ranks; undefined if the transport rounds
   };
+  void adopt_loaded(const BucketState& bucket) const;
   comm::PendingPtr gather(BucketState& state, comm::HookContext& context) const;
 
   std::vector<BucketState> buckets_;
   std::size_t num_finished_ = 0;                       // buckets of the reduction in progress
   bool is_finite_ = true;                              // all of these
-  std::int64_t rank_ = -1, size_ = -1;                 // of the group
-  std::map<std::string, comm::ErrorFeedback> loaded_;  // by the names of a bucket; not used yet
-  std::int64_t loaded_rank_ = -1, loaded_size_ = -1;
+  std::int64_t rank_ = -1, size_ = -1;                 // of the group; of loaded state, of the group that has saved it
+  std::map<std::string, comm::ErrorFeedback> loaded_;  // by the names of a bucket
+  bool is_loaded_ = false;                             // and not used yet
 };
 
 }  // namespace lockstep::ddp::inline hooks

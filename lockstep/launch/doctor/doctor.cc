@@ -29,8 +29,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;                  // the launcher's number in a ConnectivityProbe
-constexpr std::size_t kMaxFullMeshHosts = 16;  // 120 links; with more hosts, only adjacent ones are measured
+constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
 
 using HostIndices = std::vector<std::size_t>;
 
@@ -202,7 +201,7 @@ class DoctorSession {
         const std::size_t from = routed[a], to = routed[b];
         const std::string there = why(from, to), back = why(to, from);
         const bool reaches = there.empty() && back.empty();
-        const bool measured = routed.size() <= kMaxFullMeshHosts || b == a + 1;
+        const bool measured = routed.size() <= hosts::kMaxHostsInPairs || b == a + 1;
         if (!reaches || measured)
           doctor_facts_.links.push_back(
               {.from = from,

@@ -18,7 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;  // the launcher's number in a ConnectivityProbe
-constexpr std::size_t kMaxHostsInPairs = 16;
 constexpr const char* kFirewallHint =
     "check for a firewall; --interface NAME, or a network such as 10.0.0.0/8, selects the addresses to use";
 

@@ -38,10 +38,13 @@ class Unreachable : public base::Error {
 /// removes the host with the most failures; of several, the last. Pure.
 std::vector<std::size_t> blocking_hosts(const std::vector<protocol::ProbeReply>& failures);
 
-/// The other hosts that host `self` of `count` connects to in a check: all, of up to 16 hosts. Of more, the four at the
-/// distances of 1 and of the square root of `count`, so that the check of n hosts takes 4 n connections, and a host few
-/// entries of its table of neighbours, which by default holds 1024 on Linux. Each host is checked from those four, too.
-/// Pure.
+/// Of so many hosts, at most, a check tries all pairs.
+inline constexpr std::size_t kMaxHostsInPairs = 16;
+
+/// The other hosts that host `self` of `count` connects to in a check: all, of up to kMaxHostsInPairs. Of more, the
+/// four at the distances of 1 and of the square root of `count`, so that the check of n hosts takes 4 n connections,
+/// and a host few entries of its table of neighbours, which by default holds 1024 on Linux. Each host is checked from
+/// those four, too. Pure.
 std::vector<std::size_t> checked_peers(std::size_t self, std::size_t count);
 
 /// Checks the connections between the launcher and all agents, and between these (checked_peers()), and returns the

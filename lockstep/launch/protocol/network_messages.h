@@ -1,5 +1,5 @@
 // The messages with which launcher and agents check, before the ranks start, that every host reaches the launcher and
-// every other host.
+// other hosts.
 #pragma once
 
 #include <cstdint>

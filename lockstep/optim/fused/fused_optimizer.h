@@ -38,10 +38,10 @@ class UpdateRule;
 struct FusedOptions {
   /// ZeRO stage 1: each rank holds the state of its own shard of the elements, updates these, and receives the other
   /// elements from their owners at the end of step(). Where the ranks of a host share one copy of parameters and state,
-  /// the owners are the hosts; with a single such host, the state is not divided. Between such
-  /// hosts, backward() sends each host only the gradients of its shard, so that a step sends no more than without;
-  /// .grad() is then the mean in the shard and this rank's own gradient elsewhere, until average_gradients(). Over TCP
-  /// or MPI, and with a hook, all parameters are sent once more per step. Cannot be combined with join().
+  /// the owners are the hosts; with a single such host, the state is not divided. Between such hosts, backward() sends
+  /// each host only the gradients of its shard, so that a step of float32 sends no more than without; .grad() is then
+  /// the mean in the shard and unspecified elsewhere, until average_gradients(). Over TCP or MPI, and with a hook, all
+  /// parameters are sent once more per step. Cannot be combined with join().
   bool shard_state = false;
   /// Updates with ATen's operations on lists of tensors (_fused_adamw_, _foreach_…) instead of this library's kernels,
   /// from gradients that backward() averages; ranks then share no memory. Always on if a parameter is not on the CPU.
@@ -68,7 +68,8 @@ struct FusedOptions {
 ///    obtain it. If a gradient is changed without that call, step() throws UsageError, unless the change cannot be
 ///    detected (ddp/gradient_fingerprint.h). Several backward() calls accumulate. step() compares the number of those
 ///    outside no_sync() between the ranks; no_sync() has no other effect.
-/// With every other transport, backward() averages gradients, and step() updates the parameters from them in one pass.
+/// Otherwise backward() averages gradients (see also FusedOptions.shard_state), and step() updates the parameters from
+/// them in one pass.
 /// Sparse gradients throw UsageError with every transport.
 ///
 /// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward() has

@@ -646,7 +646,12 @@ TEST(Int8, StateResumesWithTheSameBits) {
         const std::string layout = ddp->stats().layout;
         ddp.reset();
         hook = std::make_shared<Int8Hook>();
-        if (stop != kStopped_StateAfterLayout) hook->load_state_dict(state);
+        if (stop != kStopped_StateAfterLayout) {
+          hook->load_state_dict(state);
+          const checkpoint::StateDict again = hook->state_dict();  // a second stop before the first step
+          EXPECT_EQ(again.size(), state.size());
+          hook->load_state_dict(again);
+        }
         ddp =
             std::make_unique<DistributedDataParallel>(net, world(), DdpOptions{.bucket_layout = layout, .hook = hook});
         if (stop == kStopped_StateAfterLayout) hook->load_state_dict(state);

@@ -78,36 +78,46 @@ TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
     EXPECT_TRUE(torch::equal(std::get<at::Tensor>(gathered.at(name)), std::get<at::Tensor>(value))) << name;
 }
 
-/// Between hosts, a rank then has the means of its shard only, until they are needed.
+/// Between hosts, a rank has the means of its shard only, and adds to them without a word to other ranks.
 TEST(OptimShards, GradientsAccumulateAsWithoutShards) {
-  enum Way { kKept, kZeroed, kNoSync, kAfterNoSync };
-  for (const Way way : {kKept, kZeroed, kNoSync, kAfterNoSync}) {
-    std::vector<std::vector<at::Tensor>> results;
+  enum Way { kKept, kZeroed, kNoSync, kNoSyncOfOneRank, kAfterNoSync, kPart };
+  for (const Way way : {kKept, kZeroed, kNoSync, kNoSyncOfOneRank, kAfterNoSync, kPart}) {
+    WideImpl nets[2];
     for (const bool shard_state : {false, true}) {
-      WideImpl net;
+      WideImpl& net = nets[shard_state];
       DistributedDataParallel ddp(net, world());
-      optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = shard_state});
+      optim::SGD optimizer(ddp, {.lr = 1, .momentum = 0.9}, {}, {.shard_state = shard_state});
       const auto backward_on = [&](int step) { net.loss(world().rank(), step).backward(); };
+      const auto accumulate = [&](int step) {
+        const auto guard = ddp.no_sync();
+        backward_on(step);
+      };
       for (int step = 0; step < 12; step += 3) {
         optimizer.zero_grad(/*set_to_none=*/way != kZeroed);
-        if (way == kAfterNoSync) {
-          const auto guard = ddp.no_sync();
-          backward_on(step);
-        }
+        if (way == kAfterNoSync) accumulate(step);
         backward_on(step + 1);
-        if (way == kNoSync) {
-          const auto guard = ddp.no_sync();
-          backward_on(step);
-        }
-        if (way != kZeroed) backward_on(step + 2);
+        if (way == kNoSync || (way == kNoSyncOfOneRank && world().rank() == 0)) accumulate(step);
+        if (way == kPart) net.right.sum().backward();  // the others keep theirs
+        if (way != kZeroed && way != kPart) backward_on(step + 2);
         optimizer.step();
       }
-      results.push_back({});
-      for (const at::Tensor& parameter : net.parameters()) results.back().push_back(parameter.detach().clone());
     }
-    for (std::size_t i = 0; i < results[0].size(); ++i)
-      EXPECT_TRUE(results[1][i].equal(results[0][i])) << way << ", parameter " << i;
+    expect_equal(nets[1], nets[0], 1e-6);
+    EXPECT_GT((nets[0].odd - WideImpl().odd).abs().max().item<double>(), 1e-4) << "the steps are too small";
   }
+}
+
+/// Parameters that have got another layout since the DistributedDataParallel was made.
+TEST(OptimShards, ChangedStridesAreCountedRight) {
+  WideImpl nets[2];
+  for (const bool shard_state : {false, true}) {
+    WideImpl& net = nets[shard_state];
+    DistributedDataParallel ddp(net, world());
+    net.wide->weight.set_data(net.wide->weight.detach().t().contiguous().t());
+    optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = shard_state});
+    for (int step = 0; step < 4; ++step) train_step(net, optimizer, step);
+  }
+  expect_same(nets[1], nets[0]);
 }
 
 TEST(OptimShards, AverageGradientsGivesEveryRankTheMeans) {
@@ -115,7 +125,7 @@ TEST(OptimShards, AverageGradientsGivesEveryRankTheMeans) {
   DistributedDataParallel ddp(whole, world()), other(divided, world());
   optim::AdamW plain(ddp, {.lr = 0.01});
   optim::AdamW sharded(other, {.lr = 0.01}, {}, {.shard_state = true});
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < 6; ++step) {  // from the third on, backward() gives the means
     for (auto& [net, optimizer] : {std::pair<WideImpl*, optim::AdamW*>{&whole, &plain}, {&divided, &sharded}}) {
       optimizer->zero_grad();
       net->loss(world().rank(), step).backward();
@@ -141,6 +151,19 @@ TEST(OptimShards, ChangedGradientsOfHostsAreRefused) {
     torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-3);
     EXPECT_THAT(message_of<base::UsageError>([&] { sharded.step(); }), ::testing::HasSubstr("before it was averaged"));
   }
+}
+
+TEST(OptimShards, PartialMeansDoNotOutliveTheOptimizer) {
+  WideImpl net;
+  DistributedDataParallel ddp(net, world());
+  auto sharded = std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01},
+                                                std::vector<optim::AdamW::Group>{}, FusedOptions{.shard_state = true});
+  net.loss(world().rank(), 0).backward();
+  sharded.reset();
+  if (world().transport() == "hierarchy") EXPECT_FALSE(net.odd.grad().defined());
+  net.zero_grad();
+  net.loss(world().rank(), 1).backward();
+  EXPECT_TRUE(same_bits(net.odd.grad()));
 }
 
 template <typename Options>
