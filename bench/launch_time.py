@@ -40,7 +40,8 @@ def commands(args, what, hosts, ranks):
         if what == "true"
         else (f"{args.bin}/bench_launch_rank", f"{args.bin}/bench_launch_mpi")
     )
-    implementations = {"lockstep": [[f"{args.bin}/lockstep", "run", "--share-gpus", "-H", host_list(hosts, ranks), program]]}
+    words = [f"{args.bin}/lockstep", "run", "--share-gpus", "-H", host_list(hosts, ranks), program]
+    implementations = {"lockstep": [words]}
     if ssh_cluster.has_mpirun() and (what == "true" or pathlib.Path(mpi_program).exists()):
         implementations["mpirun"] = [
             [

@@ -90,8 +90,8 @@ class Bench:
         return statistics.median(result["seconds"]), round(crossed / 3)
 
     def rounds(self, parameters, rate):
-        """Measures a round, and one without a limit, beside the time of the bytes on the wire. The difference of the two
-        is the exchange."""
+        """Measures a round, and one without a limit, beside the time of the bytes on the wire. The difference of the
+        two is the exchange."""
         for method in ROUNDS:
             without, _ = self.round(method, parameters, 0)
             seconds, crossed = self.round(method, parameters, rate)

@@ -271,8 +271,8 @@ class DistributedDataParallel:
             )
         if not isinstance(hook, StatefulHook | None) or (hook and bf16_compress):
             raise UsageError(
-                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD or lockstep.Int8, without bf16_compress, "
-                "or None"
+                f"DistributedDataParallel: hook is {hook!r}; expected a lockstep.PowerSGD or a lockstep.Int8 without "
+                "bf16_compress, or None"
             )
         if not isinstance(outer, DiLoCo | SparseLoCo | None):
             raise UsageError(

@@ -49,8 +49,8 @@ class Int8(StatefulHook):
     DistributedDataParallel. Each object serves one of them.
 
     256 numbers share a float32 scale. What rounding loses is added to the next gradient (error feedback, Karimireddy
-    and others, 2019, https://arxiv.org/abs/1901.09847), in the scale of a loss scaler. With the transport hierarchy, the
-    sum of each host is rounded, and nothing is inside a host; with tcp and mpi, every rank sends its rounded gradients
+    and others, 2019, https://arxiv.org/abs/1901.09847), in the scale of a loss scaler. With the transport hierarchy,
+    the sum of each host is rounded, and nothing inside a host; with tcp and mpi, every rank sends its rounded gradients
     to every other. A reduction with an infinity or a NaN gives NaNs on all ranks and drops what was not sent yet. Clip
     gradients after backward(). The state is each rank's own: lockstep.checkpoint.TrainingState.add("int8", hook). It is
     restored for the same ranks, hosts and buckets (bucket_layout).

@@ -125,7 +125,7 @@ class Pool:
 
 
 def on_ranks(*sizes, fresh=False, over=""):
-    """Decorates a test function, which gets the group of all ranks. With the transport `over`, the ranks are its own."""
+    """Decorates a test function, which gets the group of all ranks. With the transport `over`, they are its own."""
 
     def decorate(function):
         @pytest.mark.parametrize("size", sizes)
