@@ -21,7 +21,6 @@ sys.path.insert(0, str(HERE.parent / "tests/support"))
 import host_cluster  # noqa: E402
 import ssh_cluster  # noqa: E402
 
-
 LIMIT_S = 120  # of one launch; an implementation that takes longer is not measured in the case
 
 

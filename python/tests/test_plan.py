@@ -59,7 +59,7 @@ def test_a_program_is_recorded_and_changes_no_file(folder, kind, weights, models
     assert len(told["steps_s"]) >= 20
     assert told["gradient_bytes"] == pytest.approx(models * 4 * PARAMETERS, rel=0.02)
     steps = {(p["hosts"], p["bits_per_s"], p["method"]): p["step_s"] for p in told["predictions"]}
-    assert len(steps) == 2 * 2 * 6
+    assert len(steps) == 2 * 2 * 7
     wire = models * 4 * PARAMETERS * 8 / 100e6
     assert steps[2, 100e6, "float32"] > wire > steps[2, 1e9, "float32"]
     assert steps[4, 100e6, "float32"] > steps[2, 100e6, "float32"] > steps[2, 100e6, "SparseLoCo"]

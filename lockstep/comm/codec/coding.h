@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace lockstep::comm::inline codec {
+namespace lockstep::comm::codec {
 
 constexpr float kLeastMagnitude = 1e-30F;  // below it, 1 / scale would be infinite; sent as zero
 
@@ -38,4 +38,4 @@ inline std::int32_t rounded(float value) {
   return std::bit_cast<std::int32_t>(value + kShift) - std::bit_cast<std::int32_t>(kShift);
 }
 
-}  // namespace lockstep::comm::inline codec
+}  // namespace lockstep::comm::codec

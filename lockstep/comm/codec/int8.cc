@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/codec/coding.h"
 
-namespace lockstep::comm::inline codec {
+namespace lockstep::comm::codec {
 namespace {
 
 void encode_block(float* values, std::uint8_t* bytes) {
@@ -41,4 +41,4 @@ void add_int8(const std::uint8_t* bytes, std::int64_t count, float weight, float
   }
 }
 
-}  // namespace lockstep::comm::inline codec
+}  // namespace lockstep::comm::codec

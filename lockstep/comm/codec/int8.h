@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace lockstep::comm::inline codec {
+namespace lockstep::comm::codec {
 
 inline constexpr std::int64_t kInt8Block = 256;
 inline constexpr std::int64_t kInt8BlockBytes = 4 + kInt8Block;
@@ -19,4 +19,4 @@ void encode_int8(float* values, std::int64_t count, std::uint8_t* bytes);
 /// Adds `weight` times the decoded numbers to `sums`.
 void add_int8(const std::uint8_t* bytes, std::int64_t count, float weight, float* sums);
 
-}  // namespace lockstep::comm::inline codec
+}  // namespace lockstep::comm::codec

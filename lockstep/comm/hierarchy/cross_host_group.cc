@@ -39,7 +39,7 @@ at::Tensor first_bytes(const at::Tensor& tensor, std::size_t bytes) {
 bool is_encoded(at::ScalarType dtype, Wire wire) { return dtype == at::kFloat && wire.dtype == at::kChar; }
 
 std::size_t wire_bytes(at::ScalarType dtype, Wire wire, std::size_t count) {
-  return is_encoded(dtype, wire) ? static_cast<std::size_t>(int8_bytes(static_cast<std::int64_t>(count)))
+  return is_encoded(dtype, wire) ? static_cast<std::size_t>(codec::int8_bytes(static_cast<std::int64_t>(count)))
                                  : count * c10::elementSize(wire.dtype);
 }
 
@@ -94,7 +94,7 @@ void CrossHostGroup::allocate_slots(std::size_t chunk_bytes) {
 void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divisor, Wire wire) {
   if (slices.dtype != at::kFloat) wire.dtype = slices.dtype;
   const bool encodes = is_encoded(slices.dtype, wire);
-  const std::size_t unit = (encodes ? static_cast<std::size_t>(kInt8Block) : 64) * num_hosts_;
+  const std::size_t unit = (encodes ? static_cast<std::size_t>(codec::kInt8Block) : 64) * num_hosts_;
   const std::size_t element = c10::elementSize(wire.dtype);
   const std::size_t target_bytes = std::clamp(slices.count * element / kPipelineDepth, kMinChunkBytes, kMaxChunkBytes);
   const std::size_t step = (std::min(target_bytes / element, slices.count) + unit - 1) / unit * unit;
@@ -110,7 +110,7 @@ void CrossHostGroup::all_reduce(const LocalSlices& slices, ReduceOp op, int divi
       slot.first = i * step;
       slot.count = std::min(step, slices.count - slot.first);
       slot.part_count = (slot.count + num_hosts_ - 1) / num_hosts_;
-      if (encodes) slot.part_count = (slot.count + unit - 1) / unit * static_cast<std::size_t>(kInt8Block);
+      if (encodes) slot.part_count = (slot.count + unit - 1) / unit * static_cast<std::size_t>(codec::kInt8Block);
       slot.part_bytes = wire_bytes(slices.dtype, wire, slot.part_count);
       start_scatter(slices, op, wire, slot);
     }
@@ -153,7 +153,7 @@ void CrossHostGroup::encode_sums(PipelineSlot& slot, ErrorFeedback* error_feedba
   } else {
     std::fill(sums + slot.count, sums + padded, 0.0F);
   }
-  encode_int8(values, static_cast<std::int64_t>(padded), slot.sent.mutable_data_ptr<std::uint8_t>());
+  codec::encode_int8(values, static_cast<std::int64_t>(padded), slot.sent.mutable_data_ptr<std::uint8_t>());
 }
 
 /// Reduces this host's part over all hosts and starts to send the result to all of them.
@@ -184,9 +184,9 @@ void CrossHostGroup::add_encoded_parts(PipelineSlot& slot, int divisor, ErrorFee
   else
     std::fill_n(sums, count, 0.0F);
   for (std::size_t host = 0; host < num_hosts_; ++host)
-    add_int8(slot.received.const_data_ptr<std::uint8_t>() + host * slot.part_bytes, count,
-             1 / static_cast<float>(divisor), sums);
-  encode_int8(sums, count, slot.part.mutable_data_ptr<std::uint8_t>());
+    codec::add_int8(slot.received.const_data_ptr<std::uint8_t>() + host * slot.part_bytes, count,
+                    1 / static_cast<float>(divisor), sums);
+  codec::encode_int8(sums, count, slot.part.mutable_data_ptr<std::uint8_t>());
 }
 
 /// Writes the result of the chunk to the slices of all ranks of this host.
@@ -197,7 +197,7 @@ void CrossHostGroup::store_result(const LocalSlices& slices, Wire wire, Pipeline
     const std::size_t padded = slot.part_count * num_hosts_;
     auto* const decoded = unrounded_.mutable_data_ptr<float>();
     std::fill_n(decoded, padded, 0.0F);
-    add_int8(slot.all.const_data_ptr<std::uint8_t>(), static_cast<std::int64_t>(padded), 1, decoded);
+    codec::add_int8(slot.all.const_data_ptr<std::uint8_t>(), static_cast<std::int64_t>(padded), 1, decoded);
     result = decoded;
     wire.dtype = slices.dtype;
   }

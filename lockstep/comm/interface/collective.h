@@ -89,8 +89,8 @@ struct Collective {
   /// them. The same on all ranks; null: all elements.
   std::shared_ptr<const NeededElements> needed;
   std::shared_ptr<ErrorFeedback> error_feedback;  ///< for int8; null: what rounding loses is lost
-  std::uint64_t seq = 0;        ///< number of this operation on its channel, from 1
-  std::uint64_t flight_id = 0;  ///< its number in the flight recorder of this process
+  std::uint64_t seq = 0;                          ///< number of this operation on its channel, from 1
+  std::uint64_t flight_id = 0;                    ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
   std::string_view hint = {};  ///< for the DesyncError if other ranks wait in other operations; may be empty
   /// For tensors on a GPU: the event that the operation must wait for. If null, it waits for the work on the current

@@ -72,12 +72,12 @@ comm::PendingPtr Int8Hook::start(comm::Bucket& bucket, comm::HookContext& contex
 /// For a transport that does not round: gathers what each rank has rounded.
 comm::PendingPtr Int8Hook::gather(BucketState& state, comm::HookContext& context) const {
   const std::int64_t count = state.sums.numel();
-  const std::int64_t padded = (count + comm::kInt8Block - 1) / comm::kInt8Block * comm::kInt8Block;
+  const std::int64_t padded = (count + comm::codec::kInt8Block - 1) / comm::codec::kInt8Block * comm::codec::kInt8Block;
   at::Tensor& values = state.feedback->sent;
   if (!values.defined() || values.numel() != padded) values = at::zeros({padded}, at::kFloat);
   values.narrow(0, 0, count).add_(state.sums.to(at::kCPU));
-  at::Tensor codes = at::empty({comm::int8_bytes(padded)}, at::kByte);
-  comm::encode_int8(values.mutable_data_ptr<float>(), padded, codes.mutable_data_ptr<std::uint8_t>());
+  at::Tensor codes = at::empty({comm::codec::int8_bytes(padded)}, at::kByte);
+  comm::codec::encode_int8(values.mutable_data_ptr<float>(), padded, codes.mutable_data_ptr<std::uint8_t>());
   state.codes = codes.to(state.sums.device());
   state.all_codes = at::empty({context.size() * codes.numel()}, state.codes.options());
   return context.all_gather(state.all_codes, state.codes);
@@ -89,8 +89,8 @@ void Int8Hook::finish(comm::Bucket& bucket, comm::HookContext& context) {
   if (state.all_codes.defined()) {
     const at::Tensor all = state.all_codes.to(at::kCPU), sums = at::zeros_like(state.feedback->sent);
     for (int rank = 0; rank < context.size(); ++rank)  // in this order on all ranks
-      comm::add_int8(all.const_data_ptr<std::uint8_t>() + rank * state.codes.numel(), sums.numel(), 1,
-                     sums.mutable_data_ptr<float>());
+      comm::codec::add_int8(all.const_data_ptr<std::uint8_t>() + rank * state.codes.numel(), sums.numel(), 1,
+                            sums.mutable_data_ptr<float>());
     state.sums.copy_(sums.narrow(0, 0, state.sums.numel()));
     state.codes = state.all_codes = at::Tensor();
   }

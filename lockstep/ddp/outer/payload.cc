@@ -18,12 +18,12 @@
 namespace lockstep::ddp::inline outer {
 namespace {
 
-using comm::kLeastMagnitude;
-using comm::largest_magnitude;
-using comm::magnitude_bits;
-using comm::read;
-using comm::rounded;
-using comm::write;
+using comm::codec::kLeastMagnitude;
+using comm::codec::largest_magnitude;
+using comm::codec::magnitude_bits;
+using comm::codec::read;
+using comm::codec::rounded;
+using comm::codec::write;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::uint32_t kInfinityBits = 0x7f800000;
@@ -67,11 +67,11 @@ struct Bfloat16Coder {
 };
 
 struct Int8Coder {
-  static_assert(kPayloadBlock == comm::kInt8Block);
-  static constexpr std::int64_t kBytes = comm::kInt8BlockBytes;
-  static void encode(float* values, std::uint8_t* bytes) { comm::encode_int8(values, kPayloadBlock, bytes); }
+  static_assert(kPayloadBlock == comm::codec::kInt8Block);
+  static constexpr std::int64_t kBytes = comm::codec::kInt8BlockBytes;
+  static void encode(float* values, std::uint8_t* bytes) { comm::codec::encode_int8(values, kPayloadBlock, bytes); }
   static void add(const std::uint8_t* bytes, float weight, float* sums) {
-    comm::add_int8(bytes, kPayloadBlock, weight, sums);
+    comm::codec::add_int8(bytes, kPayloadBlock, weight, sums);
   }
 };
 
