@@ -118,6 +118,19 @@ class Bench:
         rate = crossing / (self.args.ratio * row["step_s"]) / 0.955  # of which headers are the rest
         return row["step_s"], rate
 
+    def times(self):
+        """Measures the mean time of steps only, with two rounds."""
+        steps = WARM + 2 * self.args.every
+        for method in ("ddp", *(m for m in self.args.methods if m != "ddp")):
+            row, _ = self.run(method, 1, 20 if method == "ddp" else steps, self.args.rate)
+            print(
+                json.dumps({
+                    "what": "times", "model": self.args.model, "method": method, "rate": self.args.rate,
+                    "delay_ms": self.args.delay_ms, "loss": self.args.loss, "mean_step_s": row["mean_step_s"],
+                }),
+                flush=True,
+            )  # fmt: skip
+
     def compare(self):
         args = self.args
         compute, rate = self.settle()
@@ -187,6 +200,9 @@ def main():
     parser.add_argument("--evaluate-every", type=int, default=30)
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds")
     parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
+    parser.add_argument("--times", action="store_true", help="only measure the mean time of steps, at --rate")
+    parser.add_argument("--delay-ms", type=float, default=0, help="each way between two hosts, on links of any rate")
+    parser.add_argument("--loss", type=float, default=0, help="with --delay-ms: the share of frames that are lost")
     parser.add_argument("--rounds", type=int, help="only measure rounds of a model with so many parameters, at --rate")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
     parser.add_argument(
@@ -201,7 +217,11 @@ def main():
     os.environ.pop("LOCKSTEP_TRANSPORT", None)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, host_cluster.HostCluster(args.hosts, folder))
-        if args.rounds:
+        if args.delay_ms:
+            bench.cluster.delay(2, args.delay_ms / 1000, args.loss)
+        if args.times:
+            bench.times()
+        elif args.rounds:
             bench.rounds(args.rounds, args.rate or 100e6)
         elif args.torchft:
             bench.beside_torchft()

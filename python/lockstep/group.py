@@ -128,7 +128,8 @@ class Group:
         wire_dtype: torch.dtype = torch.float32,
     ) -> None:
         """Reduces `tensor` over all ranks, in place. `op`: "sum", "mean", "product", "min" or "max". `wire_dtype`, for
-        float32 between hosts: float32, bfloat16 or float16, in which each host's sum is sent."""
+        float32 between hosts: float32, bfloat16, float16, or for "sum" and "mean" int8, as which each host's sum is
+        sent."""
         self._group.all_reduce(tensor, _op(op), name, timeout, wire_dtype)
 
     def all_reduce_async(

@@ -142,6 +142,21 @@ class HostCluster:
         ]
 
     @staticmethod
+    def delay(host, seconds, loss):
+        """Delays all frames from and to `host`, and drops a share `loss` of them. Once, for one host."""
+        sh("ip", "-n", "sw", "link", "add", "far0", "type", "bridge")
+        sh("ip", "-n", "sw", "link", "set", "far0", "up")
+        sh("ip", "-n", "sw", "link", "set", f"vh{host}", "master", "far0")
+        for tap, bridge in (("near1", "br0"), ("near2", "far0")):
+            sh("ip", "-n", "sw", "tuntap", "add", "dev", tap, "mode", "tap")
+            sh("ip", "-n", "sw", "link", "set", tap, "master", bridge, "up")
+        relay = os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay_relay.py")
+        words = ["nsenter", "--net=/run/netns/sw", sys.executable, relay, "near1", "near2", str(seconds), str(loss)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # ends with the sandbox
+        if process.stdout.readline() != "ready\n":
+            raise RuntimeError("delay_relay.py did not start")
+
+    @staticmethod
     def cut(host):
         """Drops all packets from and to `host`, without resetting connections and without loss of carrier."""
         sh("ip", "-n", "sw", "link", "set", f"vh{host}", "master", "cut0")
