@@ -1,7 +1,7 @@
 """A training of two simulated hosts with an outer optimizer, which saves every few steps and may be killed.
 
-argv: folder, method, seconds until the ranks of the second host are killed in the first generation (0: never). Method
-"horovod": with hvd.DistributedOptimizer, without checkpoints.
+argv: folder, method, seconds until the ranks of the second host are killed in the first generation (0: never), and
+"real" if the hosts are not simulated. Method "horovod": with hvd.DistributedOptimizer, without checkpoints.
 """
 
 import os
@@ -12,9 +12,11 @@ import threading
 
 RANK, SIZE = int(os.environ["LOCKSTEP_RANK"]), int(os.environ["LOCKSTEP_WORLD_SIZE"])
 HOST = RANK * 2 // SIZE
-os.environ["LOCKSTEP_HOST_ID"] = f"host {HOST}"
-for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NUM_NODES"):
-    os.environ.pop(f"LOCKSTEP_{name}", None)  # the launcher's values describe the real host
+IS_SIMULATED = sys.argv[4:] != ["real"]
+if IS_SIMULATED:
+    os.environ["LOCKSTEP_HOST_ID"] = f"host {HOST}"
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NUM_NODES"):
+        os.environ.pop(f"LOCKSTEP_{name}", None)  # the launcher's values describe the real host
 
 import torch  # noqa: E402
 
@@ -26,7 +28,7 @@ METHODS = {
     "warm-up": lockstep.DiLoCo(payload="int4", warm_up=10),
     "sparse": lockstep.SparseLoCo(),
 }
-STEPS, EVERY, SAVE_EVERY = 200, 7, 11
+STEPS, EVERY, SAVE_EVERY = 200 if IS_SIMULATED else 4000, 7, 11
 
 
 def with_horovod(folder):

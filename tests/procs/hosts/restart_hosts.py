@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests `lockstep run --max-restarts` when it loses hosts, on hosts with sshd that are network namespaces.
 
-Usage: restart_hosts.py --lockstep PATH [CASE...]. The default is all cases. The exit code is 77 if the machine lacks
-what they require.
+Usage: restart_hosts.py --lockstep PATH [--python PATH --package PATH] [CASE...]. The default is all cases. The exit code
+is 77 if the machine lacks what they require.
 """
 
 import os
@@ -172,6 +172,41 @@ def excludes_host_unreachable_from_peer(cluster):
     )
 
 
+def hosts_that_train_apart_go_on_without_a_lost_host(cluster):
+    """With an outer optimizer, each host keeps what it has learned since the last round."""
+    folder = pathlib.Path(cluster.folder, "outer")
+    program = pathlib.Path(__file__).resolve().parents[3] / "python/tests/outer_training.py"
+    words = [ARGUMENTS.lockstep, "run", "-H", "h1:2,h2:2", "--max-restarts", "2", "--min-hosts", "1", "--restart-pause"]
+    words += [
+        "0.1",
+        "-x",
+        f"PYTHONPATH={ARGUMENTS.package}",
+        "--",
+        ARGUMENTS.python,
+        program,
+        folder,
+        "int8",
+        "0",
+        "real",
+    ]
+    folder.mkdir()
+    with open(folder / "err", "wb") as err:
+        job = subprocess.Popen(
+            [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    wait_until(lambda: len(list(folder.glob("checkpoints/*"))) > 2, "no checkpoint is saved")
+    cluster.cut(2)
+    out, _ = job.communicate(timeout=LIMIT_S)
+    cluster.heal(2)
+    said = (folder / "err").read_text(encoding="utf-8")
+    check(job.returncode == 0, f"the job ends with {job.returncode}: {said[-800:]}")
+    check("the job continues with 2 ranks on 1 host instead of 4 ranks on 2 hosts" in said, said[-400:])
+    steps = {int(step) for step in re.findall(r"resumed from step (\d+)", out)}
+    check(len(steps) == 1 and steps.pop() > 0, f"both ranks resume from the same step: {out}")
+    weights = [(folder / str(rank)).read_text(encoding="utf-8") for rank in (0, 1)]
+    check(weights[0] == weights[1] and "nan" not in weights[0], "they end with equal weights")
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -181,13 +216,14 @@ CASES = {
         waits_for_all_hosts_without_min_hosts,
         waits_for_unreachable_host,
         excludes_host_unreachable_from_peer,
+        hosts_that_train_apart_go_on_without_a_lost_host,
     )
 }
 
 
 def main():
     global ARGUMENTS
-    ARGUMENTS = parse_arguments("lockstep")
+    ARGUMENTS = parse_arguments("lockstep", python="", package="")
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     ssh_cluster.run_cases(CASES, ARGUMENTS.cases, NUM_HOSTS)
 
