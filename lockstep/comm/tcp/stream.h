@@ -60,14 +60,19 @@ class MessageStream {
     return moved;
   }
   int fd() const { return fd_.get(); }
-  /// Returns what poll(2) must wait for: POLLIN, POLLOUT, both or none.
+  /// Returns what poll(2) must wait for: POLLIN, POLLOUT, both or none. POLLIN also if no message is expected, so that
+  /// one which is expected later needs no other poll(), but not once bytes have arrived that nobody expects yet.
   short events() const {
-    return static_cast<short>((out_.waiting.empty() ? 0 : POLLOUT) | (in_.waiting.empty() ? 0 : POLLIN));
+    return static_cast<short>((out_.waiting.empty() ? 0 : POLLOUT) |
+                              (in_.waiting.empty() && has_unexpected_ ? 0 : POLLIN));
   }
   /// Takes what poll(2) has returned.
   void set_ready(short events) {
     if (events & ~POLLIN) out_.may_be_ready = true;  // also after an error or the end of the connection
-    if (events & ~POLLOUT) in_.may_be_ready = true;
+    if (events & ~POLLOUT) {
+      in_.may_be_ready = true;
+      has_unexpected_ = in_.waiting.empty();
+    }
   }
   /// Calls `drop(message)` for each message that is not complete, and forgets them.
   template <typename Drop>
@@ -157,6 +162,7 @@ class MessageStream {
   template <typename Done>
   bool receive(const Done& done) {
     if (in_.waiting.empty() || !in_.may_be_ready) return false;
+    has_unexpected_ = false;
     const bool moved = receive_some();
     if (in_.is_complete()) done(in_.take(), false);
     return moved;
@@ -165,6 +171,7 @@ class MessageStream {
   base::Fd fd_;
   Direction out_;
   Direction in_;
+  bool has_unexpected_ = false;
 };
 
 }  // namespace lockstep::comm::tcp

@@ -52,6 +52,7 @@ class TcpTransport final : public Transport {
       for (base::Fd& socket : peer) streams_.emplace_back(std::move(socket));
     }
     errors_.resize(streams_.size());
+    polled_.resize(streams_.size());
     thread_ = base::start_thread_without_signals([this] {
       base::name_own_thread("tcp");
       run();
@@ -81,7 +82,7 @@ class TcpTransport final : public Transport {
     }
     if (aborted)
       pending->finish(aborted);
-    else
+    else if (!is_small(op) || !advance_at_once())
       wake();
     return pending;
   }
@@ -111,6 +112,30 @@ class TcpTransport final : public Transport {
     return operation.op.kind == CollectiveKind::kSend || operation.op.kind == CollectiveKind::kRecv;
   }
 
+  /// Small enough that the caller's thread may send and receive it: switching to another one takes longer.
+  static bool is_small(const Collective& op) {
+    constexpr std::size_t kMostBytes = 64 << 10;
+    return std::max(op.input.defined() ? op.input.nbytes() : 0, op.output.defined() ? op.output.nbytes() : 0) <=
+           kMostBytes;
+  }
+  /// Starts what has been passed to start(), and transfers what can be transferred without blocking, on the caller's
+  /// thread. Returns false if the transport's own thread is at it, or other operations are not complete.
+  bool advance_at_once() {
+    std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || !operations_.empty() || is_ending_) return false;
+    take_started();
+    constexpr int kMostTurns = 8;  // more only if another thread has started a large message meanwhile
+    bool moved = true;
+    for (int turn = 0; moved && turn < kMostTurns && !is_ending_; ++turn) moved = advance_all();
+    bool is_outdated = moved;
+    for (std::size_t i = 0; i < streams_.size(); ++i) is_outdated = is_outdated || (events_of(i) & ~polled_[i]) != 0;
+    if (is_outdated) is_poll_outdated_ = true;
+    lock.unlock();
+    if (is_outdated) wake();
+    return true;
+  }
+  short events_of(std::size_t stream) const { return errors_[stream] ? short{0} : streams_[stream].events(); }
+
   void wake() noexcept {
     if (is_polling_.exchange(false)) ::eventfd_write(wake_.get(), 1);
   }
@@ -131,12 +156,13 @@ class TcpTransport final : public Transport {
         }
         entries.back() = {wake_.get(), POLLIN, 0};
         for (std::size_t i = 0; i < streams_.size(); ++i) {
-          const short events = errors_[i] ? short{0} : streams_[i].events();
-          entries[i] = {events ? streams_[i].fd() : -1, events, 0};
+          polled_[i] = events_of(i);
+          entries[i] = {polled_[i] ? streams_[i].fd() : -1, polled_[i], 0};
         }
+        is_poll_outdated_ = false;
       }
       is_polling_ = true;
-      if (has_started()) {
+      if (has_started() || is_poll_outdated_) {
         is_polling_ = false;
         continue;
       }
@@ -338,7 +364,8 @@ class TcpTransport final : public Transport {
   std::vector<std::string> addresses_;  // of the ranks, for messages
   const base::Fd wake_;
   std::atomic<bool> is_polling_{false};
-  std::atomic<bool> is_ending_{false};  // abort() waits for mutex_
+  std::atomic<bool> is_ending_{false};         // abort() waits for mutex_
+  std::atomic<bool> is_poll_outdated_{false};  // the thread must not poll for polled_ any longer
 
   std::mutex started_mutex_;  // guards the next two members
   std::deque<std::unique_ptr<Operation>> started_;
@@ -347,6 +374,7 @@ class TcpTransport final : public Transport {
   std::mutex mutex_;                        // held by the thread, except while it polls; guards the next members
   std::vector<MessageStream> streams_;      // by rank and purpose
   std::vector<std::exception_ptr> errors_;  // of the streams
+  std::vector<short> polled_;               // what the thread polls each stream for
   std::exception_ptr collectives_error_;
   std::uint64_t num_collectives_ = 0;
   std::list<std::unique_ptr<Operation>> operations_;  // in the order in which they were started
