@@ -201,7 +201,9 @@ def main():
     parser.add_argument("--every", type=int, default=30, help="steps between two rounds")
     parser.add_argument("--ratio", type=float, default=15, help="all-reduce over gloo / computation of a step")
     parser.add_argument("--times", action="store_true", help="only measure the mean time of steps, at --rate")
-    parser.add_argument("--delay-ms", type=float, default=0, help="each way between two hosts, on links of any rate")
+    parser.add_argument(
+        "--delay-ms", type=float, default=0, help="each way between two hosts, for links of up to 100 Mb/s"
+    )
     parser.add_argument("--loss", type=float, default=0, help="with --delay-ms: the share of frames that are lost")
     parser.add_argument("--rounds", type=int, help="only measure rounds of a model with so many parameters, at --rate")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
@@ -211,6 +213,8 @@ def main():
     args = parser.parse_args()
     if args.evaluate_every % args.every:
         parser.error("--evaluate-every is no multiple of --every: with 'average', hosts differ between two averages")
+    if args.loss and not args.delay_ms or args.delay_ms and args.hosts != 2:
+        parser.error("--loss needs --delay-ms, and that two hosts")
     args.data = args.data.resolve()
     host_cluster.enter_sandbox(("ip", "tc"))
     cluster_job.LIMIT_S = 7200

@@ -274,11 +274,7 @@ void DistributedDataParallel::Impl::finish_reduction() {
                      updates_from_chunks || !optimizer_.is_attached);
   for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
   if (optimizer_.shards.empty()) return;
-  // Those that no rank has computed are as they were before.
-  for (std::size_t i = 0; i < optimizer_.weighted.size(); ++i)
-    if (optimizer_.weighted[i] && parameters_[i].tensor.grad().defined())
-      multiply_shard(i, static_cast<double>(optimizer_.host_group->size()) / reduce_group_.size());
-  optimizer_.weighted.clear();
+  add_means_aside();
   optimizer_.are_means_partial = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
@@ -355,7 +351,6 @@ void DistributedDataParallel::Impl::compare_replicas() {
 }
 
 void DistributedDataParallel::Impl::consume(std::size_t index, const at::Tensor& reduced) {
-  if (!optimizer_.weighted.empty()) optimizer_.weighted[index] = false;
   at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
   const at::Tensor mean = parameters_[index].tensor.is_complex() ? at::view_as_complex(reduced) : reduced;
   const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&

@@ -127,9 +127,9 @@ void DistributedDataParallel::Impl::begin_backward() {
     accumulating_ = true;
   if (!any_gradient)
     for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
-  if (optimizer_.are_means_partial && any_gradient) prepare_to_accumulate_on_partial_means();
+  if (!any_gradient) optimizer_.means_aside.clear();
+  if (any_gradient && has_partial_means()) put_partial_means_aside();
   optimizer_.are_means_partial = false;
-  if (!any_gradient) optimizer_.weighted.clear();
   pass_.has_leftover_gradients = any_gradient;
   pass_.is_deferred = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }

@@ -129,7 +129,7 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
     std::vector<comm::ElementRange> shards{};  // by parameter, of this rank's owner; empty: means are complete
     bool are_means_partial = false;            // gradients are means only in the shards
     int num_completed = 0;                     // times that all of these were needed
-    std::vector<bool> weighted{};              // by parameter: see prepare_to_accumulate_on_partial_means()
+    std::vector<at::Tensor> means_aside{};     // by parameter: means of the shard, while gradients accumulate
     comm::ChunkSink* sink = nullptr;           // null: it uses averaged gradients
     BackwardUpdater* updater = nullptr;        // if it updates in backward()
     std::optional<comm::Group> host_group{};   // if reduce_group_ spans several hosts: its ranks on this host
@@ -170,8 +170,10 @@ class DistributedDataParallel::Impl final : public BackwardParticipant,
   std::vector<at::Tensor> tensors_to_average(bool are_parameters) const;
   bool is_complete_mean(std::size_t index) const;
   void complete_means();
-  void prepare_to_accumulate_on_partial_means();
-  void multiply_shard(std::size_t index, double weight);
+  bool has_partial_means() const { return optimizer_.are_means_partial || !optimizer_.means_aside.empty(); }
+  at::Tensor shard_of_gradient(std::size_t index) const;
+  void put_partial_means_aside();
+  void add_means_aside();
   void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
   void require_attached() const;
   void begin_update();

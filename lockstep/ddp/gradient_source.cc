@@ -84,7 +84,7 @@ void DistributedDataParallel::Impl::complete_means() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (is_complete_mean(i)) continue;
     // The sum of what one rank of each host has, and of zeros.
-    const at::Tensor gradient = parameters_[i].tensor.grad().detach();
+    const at::Tensor gradient = parameters_[i].tensor.grad().data();
     const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
     const auto [first, count] = optimizer_.shards[i];
     flat.slice(0, 0, is_leader ? static_cast<std::int64_t>(first) : flat.numel()).zero_();
@@ -99,34 +99,42 @@ void DistributedDataParallel::Impl::complete_means() {
   optimizer_.shards.clear();
 }
 
-/// backward() will add to gradients of an earlier one, which are means only in the shards. The next reduction divides
-/// by the number of ranks, so it finds the same means if only the ranks of the owner have them, as many times as there
-/// are ranks for each of these. No other rank takes part, because backward() may be one that only accumulates.
-void DistributedDataParallel::Impl::prepare_to_accumulate_on_partial_means() {
+/// The part of gradient `index` in the shard.
+at::Tensor DistributedDataParallel::Impl::shard_of_gradient(std::size_t index) const {
+  const at::Tensor gradient = parameters_[index].tensor.grad().data();  // a graph may have saved it
+  const auto [first, count] = optimizer_.shards[index];
+  return gradient.as_strided({gradient.numel()}, {1})
+      .narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
+}
+
+/// backward() will add to gradients of an earlier one, which are means only in the shards. These are put aside until
+/// the next reduction has averaged what is added, so that no other rank takes part here: this backward() may be one
+/// that only accumulates.
+void DistributedDataParallel::Impl::put_partial_means_aside() {
   const at::NoGradGuard no_grad;
   const auto is_zero = [](const HookedParameter& parameter) {
     return !parameter.tensor.grad().defined() || !parameter.tensor.grad().any().item<bool>();
   };
-  if (!std::all_of(parameters_.begin(), parameters_.end(), is_zero)) require_gradients_unchanged();
-  const double weight = static_cast<double>(reduce_group_.size()) / optimizer_.host_group->size();
-  optimizer_.weighted.assign(parameters_.size(), false);
+  const bool are_zero = std::all_of(parameters_.begin(), parameters_.end(), is_zero);
+  if (!optimizer_.means_aside.empty()) {
+    if (are_zero) optimizer_.means_aside.clear();  // by the program
+    return;
+  }
+  if (!are_zero) require_gradients_unchanged();
+  optimizer_.means_aside.resize(parameters_.size());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (is_complete_mean(i)) continue;
-    const at::Tensor gradient = parameters_[i].tensor.grad().detach();
-    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
-    flat.slice(0, 0, static_cast<std::int64_t>(optimizer_.shards[i].first)).zero_();
-    flat.slice(0, static_cast<std::int64_t>(optimizer_.shards[i].first + optimizer_.shards[i].count)).zero_();
-    multiply_shard(i, weight);
-    optimizer_.weighted[i] = true;
+    optimizer_.means_aside[i] = shard_of_gradient(i).clone();
+    parameters_[i].tensor.grad().data().zero_();
   }
 }
 
-void DistributedDataParallel::Impl::multiply_shard(std::size_t index, double weight) {
-  const at::Tensor gradient = parameters_[index].tensor.grad().detach();
-  gradient.as_strided({gradient.numel()}, {1})
-      .narrow(0, static_cast<std::int64_t>(optimizer_.shards[index].first),
-              static_cast<std::int64_t>(optimizer_.shards[index].count))
-      .mul_(weight);
+/// After the reduction of what was added to them.
+void DistributedDataParallel::Impl::add_means_aside() {
+  for (std::size_t i = 0; i < optimizer_.means_aside.size(); ++i)
+    if (optimizer_.means_aside[i].defined() && parameters_[i].tensor.grad().defined())
+      shard_of_gradient(i).add_(optimizer_.means_aside[i]);
+  optimizer_.means_aside.clear();
 }
 
 void DistributedDataParallel::Impl::on_parameters_updated() {
@@ -136,7 +144,7 @@ void DistributedDataParallel::Impl::on_parameters_updated() {
 
 bool DistributedDataParallel::Impl::has_local_gradients() const {
   require_attached();
-  return optimizer_.are_means_partial || (keeps_local_gradients() && !optimizer_.has_averaged_gradients);
+  return has_partial_means() || (keeps_local_gradients() && !optimizer_.has_averaged_gradients);
 }
 
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
@@ -179,7 +187,7 @@ void DistributedDataParallel::Impl::end_update() {
 void DistributedDataParallel::Impl::detach_optimizer() noexcept {
   optimizer_.host_reducer.reset();  // before its group
   if (!optimizer_.shards.empty()) reducer_->set_needed({});
-  if (optimizer_.are_means_partial)  // nobody would know any more that they are no means
+  if (has_partial_means())  // nobody would know any more that they are no means
     for (const HookedParameter& parameter : parameters_) parameter.tensor.mutable_grad() = at::Tensor();
   optimizer_ = {};
   gradient_fingerprint_.clear();
@@ -211,6 +219,11 @@ void DistributedDataParallel::Impl::require_outside_backward() const {
 }
 
 void DistributedDataParallel::Impl::require_gradients_unchanged() const {
+  if (!optimizer_.means_aside.empty())
+    throw UsageError(
+        "backward() under no_sync() has added to gradients that are means in this host's part only, and no backward() "
+        "outside no_sync() has followed",
+        "call backward() outside no_sync() last, call average_gradients() before, or disable shard_state");
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad()))
       throw optimizer_.updater
@@ -229,7 +242,7 @@ void DistributedDataParallel::Impl::average_gradients() {
   if (!has_local_gradients()) return;  // they are means already
   require_gradients_unchanged();
   const at::NoGradGuard no_grad;
-  if (optimizer_.are_means_partial) return complete_means();
+  if (has_partial_means()) return complete_means();
   begin_reduction(comm::GroupAccess::step_identity(group_), nullptr);
   finish_reduction();
   gradient_fingerprint_.clear();
@@ -262,7 +275,7 @@ void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_
 }
 
 void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {
-  if (optimizer_.are_means_partial) require_gradients_unchanged();
+  if (has_partial_means()) require_gradients_unchanged();
   step.already_averaged = true;
   optimizer_.host_reducer->begin(step, {}, nullptr);
   for (std::size_t i = 0; i < parameters_.size(); ++i)

@@ -1,4 +1,4 @@
-"""Passes Ethernet frames between two tap devices, each after a delay, and drops some of them. A kernel without netem has
+"""Passes Ethernet frames between two tap devices, each after a delay, and drops some. A kernel without netem has
 nothing else. Usage: delay_relay.py TAP TAP SECONDS LOSS (from 0 to 1)."""
 
 import collections

@@ -25,7 +25,7 @@ namespace lockstep::ddp::inline hooks {
 ///
 /// A reduction with an infinity or a NaN gives NaNs in some of the 256 numbers around it, and what was carried over is
 /// dropped, so a loss scaler can skip the step. What was carried over has the scale of the gradients: when a scaler
-/// changes its scale, that counts twice or half once. It is also dropped when gradients are assigned to other buckets.
+/// raises its scale, that counts half once. It is also dropped when gradients are assigned to other buckets.
 /// Clip gradients after the reduction.
 ///
 /// The state belongs to the rank: TrainingState::add_each_rank(). It is restored on the same ranks of the same hosts,

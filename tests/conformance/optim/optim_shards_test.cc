@@ -107,6 +107,26 @@ TEST(OptimShards, GradientsAccumulateAsWithoutShards) {
   }
 }
 
+TEST(OptimShards, StepAfterNoSyncAloneIsRefusedBetweenHosts) {
+  if (world().transport() != "hierarchy") return;
+  WideImpl net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
+  net.loss(world().rank(), 0).backward();
+  {
+    const auto guard = ddp.no_sync();
+    net.loss(world().rank(), 1).backward();
+  }
+  for (const auto& call : {std::function<void()>([&] { sharded.step(); }),
+                           std::function<void()>([&] { optim::clip_grad_norm(sharded, 1.0); }),
+                           std::function<void()>([&] { sharded.average_gradients(); })})
+    EXPECT_THAT(message_of<base::UsageError>(call),
+                ::testing::HasSubstr("no backward() outside no_sync() has followed"));
+  net.loss(world().rank(), 2).backward();
+  sharded.step();
+  EXPECT_TRUE(same_bits(net.odd.detach()));
+}
+
 /// Parameters that have got another layout since the DistributedDataParallel was made.
 TEST(OptimShards, ChangedStridesAreCountedRight) {
   WideImpl nets[2];

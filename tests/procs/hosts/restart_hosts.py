@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests `lockstep run --max-restarts` when it loses hosts, on hosts with sshd that are network namespaces.
 
-Usage: restart_hosts.py --lockstep PATH [--python PATH --package PATH] [CASE...]. The default is all cases. The exit code
-is 77 if the machine lacks what they require.
+Usage: restart_hosts.py --lockstep PATH [--python PATH --package PATH] [CASE...]. The default is all cases. The exit
+code is 77 if the machine lacks what they require.
 """
 
 import os
