@@ -333,14 +333,16 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
   negotiate_gpu_transport(world, asked, support, deadline);
 }
 
-std::shared_ptr<Transport> World::make_tcp(const std::string& name, const std::vector<int>& members) const {
+std::shared_ptr<Transport> World::make_tcp(const std::string& name, const std::vector<int>& members,
+                                           bool has_thread) const {
   return tcp::make_tcp_transport({.store = std::make_shared<job::PrefixStore>("tcp/" + name, store),
                                   .key = key,
                                   .members = members,
                                   .rank = rank_in(members),
                                   .address = address,
                                   .interface = interface,
-                                  .timeout = timeout});
+                                  .timeout = timeout,
+                                  .has_thread = has_thread});
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
@@ -419,7 +421,8 @@ std::shared_ptr<Transport> World::make_host_transport(const std::string& name, c
            const bool over_mpi =
                cross_host_transport == CrossHostTransport::kMpi ||
                (cross_host_transport == CrossHostTransport::kTcpAndMpi && scope == hierarchy::Scope::kSmall);
-           return over_mpi ? make_mpi(name + "/" + part, ranks) : make_tcp(name + "/" + part, ranks);
+           if (over_mpi) return make_mpi(name + "/" + part, ranks);
+           return make_tcp(name + "/" + part, ranks, scope != hierarchy::Scope::kSmall);
          }});
   if (transport == "mpi") return make_mpi(name, members);
   return make_tcp(name, members);

@@ -74,7 +74,8 @@ struct World {
  private:
   std::shared_ptr<Transport> make_host_transport(const std::string& name, const std::vector<int>& members) const;
   void wait_for_other_ranks() noexcept;
-  std::shared_ptr<Transport> make_tcp(const std::string& name, const std::vector<int>& members) const;
+  std::shared_ptr<Transport> make_tcp(const std::string& name, const std::vector<int>& members,
+                                      bool has_thread = true) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
   int rank_in(const std::vector<int>& members) const;
 };

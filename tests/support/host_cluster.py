@@ -50,9 +50,10 @@ def enter_sandbox(tools=("ip",)):
 class HostCluster:
     """Hosts 1 .. num_hosts at 10.77.0.1 .., with this process at 10.77.0.254."""
 
-    def __init__(self, num_hosts, folder):
+    def __init__(self, num_hosts, folder, congestion="cubic"):
         self.folder = folder
         self.num_hosts = num_hosts
+        self.congestion = congestion
         sh("hostname", "ctl")
         with open(f"{folder}/hosts", "w", encoding="ascii") as names:
             names.write("127.0.0.1 localhost\n10.77.0.254 ctl\n")
@@ -71,9 +72,9 @@ class HostCluster:
         for host in range(1, num_hosts + 1):
             self.connect(host)
 
-    @staticmethod
-    def connect(host):
-        """Creates the namespace of `host` and links it to the switch."""
+    def connect(self, host):
+        """Creates the namespace of `host` and links it to the switch. Its TCP has the algorithm that Linux has by
+        default, whatever this machine has: BBR overruns the short queues of the links, and is slower there."""
         name = f"h{host}"
         sh("ip", "netns", "add", name)
         sh(
@@ -97,6 +98,7 @@ class HostCluster:
         sh("ip", "-n", name, "link", "set", "lo", "up")
         sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
         sh("ip", "-n", name, "link", "set", "eth0", "up")
+        sh("ip", "-n", name, "route", "replace", f"{SUBNET}0/24", "dev", "eth0", "congctl", self.congestion)
 
     def introduce(self):
         """Adds permanent ARP entries between all hosts. Large clusters need them: the kernel keeps at most a thousand

@@ -239,14 +239,18 @@ void CrossHostGroup::start_scatter_of_needed(const LocalSlices& slices, const Ne
                                              at::ScalarType wire_dtype, PipelineSlot& slot) {
   const std::size_t element = c10::elementSize(slices.dtype), all = slot.part_count * num_hosts_;
   char* const sums = bytes_of(wire_dtype == slices.dtype ? slot.sent : unrounded_);
-  std::memset(sums, 0, all * element);
-  for (std::size_t host = 0; host < num_hosts_; ++host)
+  for (std::size_t host = 0; host < num_hosts_; ++host) {
+    char* const part = sums + host * slot.part_count * element;
+    std::size_t filled = 0;
     for_each_piece(needed[host], slot.first, slot.first + slot.part_count,
                    [&](std::size_t first, std::size_t count, std::size_t place) {
                      c10::SmallVector<const void*, 16> inputs;
                      for (const char* local : slices.locals) inputs.push_back(local + first * element);
-                     shm::reduce_to(sums + (host * slot.part_count + place) * element, inputs, slices.dtype, op, count);
+                     shm::reduce_to(part + place * element, inputs, slices.dtype, op, count);
+                     filled = place + count;
                    });
+    std::memset(part + filled * element, 0, (slot.part_count - filled) * element);
+  }
   if (wire_dtype != slices.dtype)
     shm::convert({.from = slices.dtype, .to = wire_dtype, .input = sums, .output = bytes_of(slot.sent), .count = all});
   const std::size_t bytes = slot.part_bytes * num_hosts_;

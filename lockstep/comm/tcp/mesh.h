@@ -34,6 +34,9 @@ struct TcpOptions {
   std::string address = {};                     ///< numeric address of this host
   std::string interface = {};                   ///< network interface; if not empty, `address` is not used
   std::chrono::milliseconds timeout{};          ///< for connecting
+  /// Whether a thread of the transport sends and receives. If not, operations make progress only while a thread waits
+  /// for one: that saves two switches between threads for each message.
+  bool has_thread = true;
 };
 
 /// What a connection between two ranks carries.

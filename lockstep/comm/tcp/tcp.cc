@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <deque>
 #include <list>
 #include <mutex>
@@ -13,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/atomic.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/net/socket.h"
 #include "lockstep/base/telemetry/rank_page.h"
@@ -42,6 +45,13 @@ struct Operation {
 
 namespace {
 
+using base::Deadline;
+
+// So long a thread that waits looks for bytes again and again before it sleeps.
+constexpr auto kPollTime = std::chrono::microseconds(100);
+// A thread that waits while another one sends and receives tries this often to continue itself.
+constexpr auto kTakeOverInterval = std::chrono::milliseconds(1);
+
 class TcpTransport final : public Transport {
  public:
   explicit TcpTransport(const TcpOptions& options)
@@ -53,15 +63,18 @@ class TcpTransport final : public Transport {
     }
     errors_.resize(streams_.size());
     polled_.resize(streams_.size());
+    entries_.resize(streams_.size() + 1);
+    has_thread_ = options.has_thread;
+    if (!has_thread_) return;
     thread_ = base::start_thread_without_signals([this] {
       base::name_own_thread("tcp");
-      run();
+      while (!is_ending_) take_turn(-1, [] { return false; });  // bounded: wake() ends a turn
     });
   }
 
   ~TcpTransport() override {
     abort(closed_error("tcp", rank_));
-    thread_.join();  // bounded: abort() ends it
+    if (thread_.joinable()) thread_.join();  // bounded: abort() ends it
   }
 
   std::string_view name() const override { return "tcp"; }
@@ -73,6 +86,7 @@ class TcpTransport final : public Transport {
   PendingPtr start(const Collective& op) override {
     auto operation = std::make_unique<Operation>();
     operation->op = op;
+    if (!has_thread_) operation->pending = std::make_shared<OwnWaitersPending>(*this);
     PendingPtr pending = operation->pending;
     std::exception_ptr aborted;
     {
@@ -95,7 +109,7 @@ class TcpTransport final : public Transport {
     }
     is_ending_ = true;
     wake();
-    const std::lock_guard lock(mutex_);  // the thread stops after a transfer of 1 MiB or the reduction of a chunk
+    const std::lock_guard lock(mutex_);  // a turn stops after a transfer of 1 MiB or the reduction of a chunk
     take_started();
     end_all(cause);
   }
@@ -144,37 +158,65 @@ class TcpTransport final : public Transport {
     return aborted_ || !started_.empty();
   }
 
-  void run() {
-    std::vector<pollfd> entries(streams_.size() + 1);
-    while (!is_ending_) {
-      {
-        const std::lock_guard lock(mutex_);
-        bool moved = true;
-        while (moved && !is_ending_) {
-          take_started();
-          moved = advance_all();
-        }
-        entries.back() = {wake_.get(), POLLIN, 0};
-        for (std::size_t i = 0; i < streams_.size(); ++i) {
-          polled_[i] = events_of(i);
-          entries[i] = {polled_[i] ? streams_[i].fd() : -1, polled_[i], 0};
-        }
-        is_poll_outdated_ = false;
-      }
-      is_polling_ = true;
-      if (has_started() || is_poll_outdated_) {
-        is_polling_ = false;
-        continue;
-      }
-      ::poll(entries.data(), entries.size(), -1);  // bounded: wake() ends it
-      is_polling_ = false;
-      eventfd_t count;
-      if (entries.back().revents) ::eventfd_read(wake_.get(), &count);
+  /// Transfers what can be transferred, and then sleeps for `timeout_ms`, or until there is more to transfer or wake();
+  /// it does not sleep if `is_enough()`. One thread at a time: the transport's, or the one that holds turn_mutex_.
+  template <typename IsEnough>
+  void take_turn(int timeout_ms, const IsEnough& is_enough) {
+    {
       const std::lock_guard lock(mutex_);
-      for (std::size_t i = 0; i < streams_.size(); ++i)
-        if (entries[i].revents) streams_[i].set_ready(entries[i].revents);
+      bool moved = true;
+      while (moved && !is_ending_) {
+        take_started();
+        moved = advance_all();
+      }
+      if (is_enough()) return;
+      entries_.back() = {wake_.get(), POLLIN, 0};
+      for (std::size_t i = 0; i < streams_.size(); ++i) {
+        polled_[i] = events_of(i);
+        entries_[i] = {polled_[i] ? streams_[i].fd() : -1, polled_[i], 0};
+      }
+      is_poll_outdated_ = false;
     }
+    is_polling_ = true;
+    if (has_started() || is_poll_outdated_) {
+      is_polling_ = false;
+      return;
+    }
+    ::poll(entries_.data(), entries_.size(), timeout_ms);
+    is_polling_ = false;
+    eventfd_t count;
+    if (entries_.back().revents) ::eventfd_read(wake_.get(), &count);
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < streams_.size(); ++i)
+      if (entries_[i].revents) streams_[i].set_ready(entries_[i].revents);
   }
+
+  /// Of an operation of a transport without a thread: whoever waits for it sends and receives.
+  class OwnWaitersPending final : public Pending {
+   public:
+    explicit OwnWaitersPending(TcpTransport& transport) : transport_(transport) {}
+    bool done() override { return wait_until(Deadline::in(std::chrono::milliseconds(0))); }
+    bool wait_until(Deadline deadline) override {
+      const Deadline end_of_polls = Deadline::in(kPollTime);
+      for (bool is_last = false; !is_finished() && !is_last;) {
+        is_last = deadline.expired();
+        std::unique_lock turn(transport_.turn_mutex_, std::try_to_lock);
+        if (turn && !transport_.is_ending_) {
+          const bool looks = is_last || !end_of_polls.expired();
+          transport_.take_turn(looks ? 0 : deadline.poll_ms(), [this] { return is_finished(); });
+          turn.unlock();
+          if (looks) base::yield_thread();
+        } else if (!is_last) {
+          if (turn) turn.unlock();
+          Pending::wait_until(earlier(deadline, Deadline::in(kTakeOverInterval)));
+        }
+      }
+      return is_finished();
+    }
+
+   private:
+    TcpTransport& transport_;
+  };
 
   void take_started() {
     std::deque<std::unique_ptr<Operation>> started;
@@ -363,6 +405,9 @@ class TcpTransport final : public Transport {
   const int rank_;
   std::vector<std::string> addresses_;  // of the ranks, for messages
   const base::Fd wake_;
+  bool has_thread_ = true;
+  std::mutex turn_mutex_;        // without a thread: held by the one that sends and receives
+  std::vector<pollfd> entries_;  // of its poll()
   std::atomic<bool> is_polling_{false};
   std::atomic<bool> is_ending_{false};         // abort() waits for mutex_
   std::atomic<bool> is_poll_outdated_{false};  // the thread must not poll for polled_ any longer
@@ -371,7 +416,7 @@ class TcpTransport final : public Transport {
   std::deque<std::unique_ptr<Operation>> started_;
   std::exception_ptr aborted_;
 
-  std::mutex mutex_;                        // held by the thread, except while it polls; guards the next members
+  std::mutex mutex_;                        // held in a turn, except while it polls; guards the next members
   std::vector<MessageStream> streams_;      // by rank and purpose
   std::vector<std::exception_ptr> errors_;  // of the streams
   std::vector<short> polled_;               // what the thread polls each stream for

@@ -45,11 +45,13 @@ void on_ranks(int size, const std::function<void(int)>& run) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-Transports connect(int size) {
+Transports connect(int size, bool has_thread) {
   Transports transports(static_cast<std::size_t>(size));
   const auto store = std::make_shared<job::LocalStore>();
   on_ranks(size, [&](int rank) {
-    transports[static_cast<std::size_t>(rank)] = make_tcp_transport(options_of(store, rank, size));
+    TcpOptions options = options_of(store, rank, size);
+    options.has_thread = has_thread;
+    transports[static_cast<std::size_t>(rank)] = make_tcp_transport(options);
   });
   return transports;
 }
@@ -119,10 +121,14 @@ void check_all_kinds(Transport& transport, int rank, int size, std::int64_t coun
   run(transport, {.kind = CollectiveKind::kBarrier});
 }
 
+/// Whether the transport has a thread of its own.
+class Tcp : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(WithAndWithoutThread, Tcp, testing::Bool());
+
 // The counts are below and above the sizes from which an operation is split, and no multiples of anything.
-TEST(Tcp, AllKindsGiveTheSameOnEverySize) {
+TEST_P(Tcp, AllKindsGiveTheSameOnEverySize) {
   for (const int size : {2, 3, 5}) {
-    const Transports transports = connect(size);
+    const Transports transports = connect(size, GetParam());
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong, at::kByte})
       for (const std::int64_t count : {0, 1, 7, 5001, 300007})
         on_ranks(size, [&](int rank) {
@@ -132,9 +138,9 @@ TEST(Tcp, AllKindsGiveTheSameOnEverySize) {
   }
 }
 
-TEST(Tcp, MeanAndOrderOfAdditionsAreEqualOnAllRanks) {
+TEST_P(Tcp, MeanAndOrderOfAdditionsAreEqualOnAllRanks) {
   constexpr int kSize = 3;
-  const Transports transports = connect(kSize);
+  const Transports transports = connect(kSize, GetParam());
   for (const std::int64_t count : {100, 100003}) {
     std::vector<at::Tensor> inputs, results(kSize);
     for (int rank = 0; rank < kSize; ++rank) inputs.push_back(at::randn({count}).mul(std::pow(1e3, rank)));
@@ -149,10 +155,10 @@ TEST(Tcp, MeanAndOrderOfAdditionsAreEqualOnAllRanks) {
 }
 
 // Rank 1 starts everything later, and in between sends what rank 0 waits for.
-TEST(Tcp, OperationsInFlightAndMessagesDoNotWaitForEachOther) {
+TEST_P(Tcp, OperationsInFlightAndMessagesDoNotWaitForEachOther) {
   constexpr std::int64_t kCount = 200003;
   constexpr int kRounds = 12;
-  const Transports transports = connect(2);
+  const Transports transports = connect(2, GetParam());
   on_ranks(2, [&](int rank) {
     Transport& transport = *transports[static_cast<std::size_t>(rank)];
     std::vector<at::Tensor> tensors;
@@ -189,8 +195,8 @@ TEST(Tcp, OperationsInFlightAndMessagesDoNotWaitForEachOther) {
   });
 }
 
-TEST(Tcp, RankThatLeavesIsNamedAndMessagesOfOthersGoOn) {
-  Transports transports = connect(3);
+TEST_P(Tcp, RankThatLeavesIsNamedAndMessagesOfOthersGoOn) {
+  Transports transports = connect(3, GetParam());
   at::Tensor tensor = at::ones({1000}), message = at::zeros({5});
   const PendingPtr reduced =
       transports[0]->start({.kind = CollectiveKind::kAllReduce, .input = tensor, .output = tensor});
@@ -208,8 +214,8 @@ TEST(Tcp, RankThatLeavesIsNamedAndMessagesOfOthersGoOn) {
   EXPECT_TRUE(message.equal(at::ones({5})));
 }
 
-TEST(Tcp, AbortEndsWhatRunsAndWhatComes) {
-  const Transports transports = connect(2);
+TEST_P(Tcp, AbortEndsWhatRunsAndWhatComes) {
+  const Transports transports = connect(2, GetParam());
   at::Tensor tensor = at::ones({1 << 22}), message = at::ones({1 << 22});
   const PendingPtr reduced =
       transports[0]->start({.kind = CollectiveKind::kAllReduce, .input = tensor, .output = tensor});
@@ -220,12 +226,33 @@ TEST(Tcp, AbortEndsWhatRunsAndWhatComes) {
   EXPECT_EQ(error_of(*transports[0]->start({.kind = CollectiveKind::kBarrier})), "enough");
 }
 
-TEST(Tcp, DifferentCallsEndWithAnError) {
-  const Transports transports = connect(2);
+TEST_P(Tcp, DifferentCallsEndWithAnError) {
+  const Transports transports = connect(2, GetParam());
   at::Tensor tensor = at::ones({10});
   const PendingPtr one = transports[0]->start({.kind = CollectiveKind::kBroadcast, .input = tensor, .output = tensor});
   const PendingPtr other = transports[1]->start({.kind = CollectiveKind::kBarrier});
   EXPECT_THAT(error_of(*other), HasSubstr("received operation 1 with 40 bytes; expected operation 1 with 0"));
+}
+
+// Nobody moves the bytes of rank 0 but the threads that wait for its operations, one after the other.
+TEST(TcpWithoutThread, ThreadsThatWaitTakeTurns) {
+  const Transports transports = connect(2, false);
+  std::vector<PendingPtr> pending;
+  for (int i = 0; i < 8; ++i) pending.push_back(transports[0]->start({.kind = CollectiveKind::kBarrier}));
+  std::vector<std::thread> waiting;
+  for (const PendingPtr& each : pending) waiting.emplace_back([&each] { EXPECT_EQ(error_of(*each), ""); });
+  for (int i = 0; i < 8; ++i) run(*transports[1], {.kind = CollectiveKind::kBarrier});
+  for (std::thread& each : waiting) each.join();
+  EXPECT_FALSE(transports[0]->start({.kind = CollectiveKind::kBarrier})->wait_until(Deadline::in(5ms)));
+}
+
+TEST_P(Tcp, AbortEndsAThreadThatSleeps) {
+  const Transports transports = connect(2, GetParam());
+  const PendingPtr barrier = transports[0]->start({.kind = CollectiveKind::kBarrier});
+  std::thread waiting([&] { EXPECT_EQ(error_of(*barrier), "enough"); });
+  EXPECT_FALSE(barrier->wait_until(Deadline::in(50ms)));  // meanwhile one of the two sleeps in poll()
+  transports[0]->abort(std::make_exception_ptr(std::runtime_error("enough")));
+  waiting.join();
 }
 
 // --- connect_mesh() ---
