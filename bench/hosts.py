@@ -90,14 +90,15 @@ def all_reduces(args, cluster, hosts, ranks, orders, impls, sizes):
                             **({"LOCKSTEP_CROSS_HOST_TRANSPORT": cross_host} if cross_host else {}),
                         }
                         job_type = Job
+                        binding = [HERE.parent / "tests/support/pinned.sh"] if args.bind else []
                         if "mpi" in transport:
-                            job_type = MpiJob
+                            job_type, binding = MpiJob, []
                             env["LOCKSTEP_STORE"] = f"{host_cluster.SUBNET}{where[0]}:{cluster_job.PORT}"
                         result, crossed = run(
                             cluster,
                             job_type,
                             where,
-                            [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs],
+                            [*binding, args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs],
                             env,
                         )
                 except RuntimeError as error:
@@ -226,6 +227,11 @@ def main():
         nargs="+",
         default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
         help="average_hosts_every/wire/optimizer",
+    )
+    parser.add_argument(
+        "--bind",
+        action="store_true",
+        help="bind ranks to cores, as lockstep run does, where mpirun does not start them",
     )
     parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)

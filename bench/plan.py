@@ -24,7 +24,7 @@ import host_cluster  # noqa: E402
 from cluster_job import Job  # noqa: E402
 
 MODELS = ("gpt-0.8m", "gpt-3m", "cnn-1m", "mlp-10m")
-METHODS = ("float32", "bfloat16", "DiLoCo")
+METHODS = ("float32", "bfloat16", "int8", "PowerSGD", "DiLoCo")
 RATES = ("100m", "300m", "1g")
 HELD_OUT = {"mlp-10m", "300m"}
 EVERY = 10

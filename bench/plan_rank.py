@@ -15,6 +15,7 @@ from torch import nn
 import lockstep
 
 WARM = 2  # steps of each run that are not measured
+DENSE = 10  # the first steps of PowerSGD, which send gradients as they are
 
 
 def gpt(width):
@@ -39,6 +40,8 @@ MODELS = {"gpt-0.8m": lambda: gpt(128), "gpt-3m": lambda: gpt(256), "cnn-1m": cn
 METHODS = {
     "float32": {},
     "bfloat16": {"wire_dtype": torch.bfloat16},
+    "int8": {"hook": lockstep.Int8()},
+    "PowerSGD": {"hook": lockstep.PowerSGD(4)},
     "DiLoCo": {"outer": lockstep.DiLoCo(payload="int8")},
 }
 
@@ -61,7 +64,7 @@ def main():
 
     while "runs" not in case:
         step()
-    warm = case["every"] if "outer" in options else WARM
+    warm = case["every"] if "outer" in options else WARM + DENSE if case["method"] == "PowerSGD" else WARM
     if world.rank == 0:
         print("ready", flush=True)
     for steps in case["runs"]:

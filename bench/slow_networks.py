@@ -204,6 +204,7 @@ def main():
     parser.add_argument(
         "--delay-ms", type=float, default=0, help="each way between two hosts, for links of up to 100 Mb/s"
     )
+    parser.add_argument("--congestion", default="cubic", help="congestion control of TCP: cubic, bbr, reno")
     parser.add_argument("--loss", type=float, default=0, help="with --delay-ms: the share of frames that are lost")
     parser.add_argument("--rounds", type=int, help="only measure rounds of a model with so many parameters, at --rate")
     parser.add_argument("--settle", action="store_true", help="only measure the computation, and print the rate")
@@ -220,7 +221,7 @@ def main():
     cluster_job.LIMIT_S = 7200
     os.environ.pop("LOCKSTEP_TRANSPORT", None)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, host_cluster.HostCluster(args.hosts, folder))
+        bench = Bench(args, host_cluster.HostCluster(args.hosts, folder, args.congestion))
         if args.delay_ms:
             bench.cluster.delay(2, args.delay_ms / 1000, args.loss)
         if args.times:

@@ -4,6 +4,7 @@ argv: the case as JSON: model, method, seed, steps, goal (the loss at which it e
 learning_rate, every, evaluate_every, data.
 """
 
+import gzip
 import json
 import pathlib
 import struct
@@ -79,7 +80,8 @@ class Digits:
 
     def __init__(self, folder):
         def read(name, header):
-            return torch.frombuffer(bytearray((folder / "mnist" / name).read_bytes()[header:]), dtype=torch.uint8)
+            with gzip.open(folder / "mnist" / f"{name}.gz") as file:
+                return torch.frombuffer(bytearray(file.read()[header:]), dtype=torch.uint8)
 
         labels = read("t10k-labels-idx1-ubyte", 8).long()
         images = read("t10k-images-idx3-ubyte", struct.calcsize(">4i")).view(-1, 1, 28, 28).float() / 255

@@ -74,7 +74,8 @@ class TcpTransport final : public Transport {
 
   ~TcpTransport() override {
     abort(closed_error("tcp", rank_));
-    if (thread_.joinable()) thread_.join();  // bounded: abort() ends it
+    if (thread_.joinable()) thread_.join();   // bounded: abort() ends it
+    const std::lock_guard lock(turn_mutex_);  // so does this wait: for a thread that still takes a turn
   }
 
   std::string_view name() const override { return "tcp"; }
