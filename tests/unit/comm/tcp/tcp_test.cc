@@ -241,8 +241,10 @@ TEST(TcpWithoutThread, ThreadsThatWaitTakeTurns) {
   for (int i = 0; i < 8; ++i) pending.push_back(transports[0]->start({.kind = CollectiveKind::kBarrier}));
   std::vector<std::thread> waiting;
   for (const PendingPtr& each : pending) waiting.emplace_back([&each] { EXPECT_EQ(error_of(*each), ""); });
-  for (int i = 0; i < 8; ++i) run(*transports[1], {.kind = CollectiveKind::kBarrier});
-  for (std::thread& each : waiting) each.join();
+  for (std::thread& each : waiting) {
+    run(*transports[1], {.kind = CollectiveKind::kBarrier});
+    each.join();  // when the thread that sends and receives has ended, another one continues
+  }
   EXPECT_FALSE(transports[0]->start({.kind = CollectiveKind::kBarrier})->wait_until(Deadline::in(5ms)));
 }
 
