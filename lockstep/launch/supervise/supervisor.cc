@@ -1,5 +1,3 @@
-#include "lockstep/launch/supervise/supervisor.h"
-
 #include <signal.h>
 #include <unistd.h>
 
@@ -21,6 +19,7 @@
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/protocol/frames.h"
 #include "lockstep/launch/supervise/agent_verdict.h"
+#include "lockstep/launch/supervise/generation.h"
 #include "lockstep/launch/supervise/hang.h"
 #include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/supervise/status_service.h"

@@ -1,5 +1,3 @@
-#include "lockstep/launch/supervise/supervisor.h"
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +8,7 @@
 
 #include "lockstep/launch/process/spawn.h"
 #include "lockstep/launch/protocol/frames.h"
+#include "lockstep/launch/supervise/generation.h"
 
 namespace lockstep::launcher::supervise {
 namespace {
