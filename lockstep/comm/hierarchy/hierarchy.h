@@ -14,7 +14,7 @@ namespace lockstep::comm::hierarchy {
 
 /// The ranks that a cross-host transport connects, and its purpose.
 enum class Scope {
-  kSmall,  ///< messages of a few KB, between the first ranks of the hosts, which wait for them
+  kSmall,  ///< small messages between the first ranks of the hosts; may make progress only while a rank waits
   kAny,    ///< slices of large tensors, between the ranks with the same local rank; and what all ranks exchange
 };
 

@@ -14,8 +14,9 @@ void Pending::finish(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-bool Pending::wait_until(base::Deadline deadline) {
-  if (done()) return true;
+bool Pending::wait_until(base::Deadline deadline) { return done() || sleep_until(deadline); }
+
+bool Pending::sleep_until(base::Deadline deadline) {
   std::unique_lock<base::Mutex> lock(mutex_);
   return base::wait_until(changed_, lock, deadline, [this] { return done_.load(std::memory_order_relaxed); });
 }

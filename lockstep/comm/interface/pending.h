@@ -42,6 +42,8 @@ class Pending {
 
  protected:
   bool is_finished() const { return done_.load(std::memory_order_acquire); }
+  /// Sleeps until finish() was called (returns true) or until the deadline (returns false).
+  bool sleep_until(base::Deadline deadline);
 
  private:
   base::Atomic<bool> done_{false};

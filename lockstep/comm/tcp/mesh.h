@@ -34,8 +34,9 @@ struct TcpOptions {
   std::string address = {};                     ///< numeric address of this host
   std::string interface = {};                   ///< network interface; if not empty, `address` is not used
   std::chrono::milliseconds timeout{};          ///< for connecting
-  /// Whether a thread of the transport sends and receives. If not, operations make progress only while a thread waits
-  /// for one: that saves two switches between threads for each message.
+  /// Whether a thread of the transport sends and receives. If not, two switches between threads are saved for each
+  /// message, but operations make progress only in start(), done() and wait_until(): until then, other ranks wait for
+  /// the rest of a large message, and a connection that has ended goes unnoticed. connect_mesh() ignores it.
   bool has_thread = true;
 };
 

@@ -28,7 +28,7 @@ namespace lockstep::comm::tcp {
 /// An operation that has started and has not ended.
 struct Operation {
   Collective op;  // keeps the tensors alive
-  PendingPtr pending = std::make_shared<Pending>();
+  PendingPtr pending;
   std::uint64_t number = 0;
   StepSchedule schedule;
   bool is_planned = false;
@@ -47,7 +47,7 @@ namespace {
 
 using base::Deadline;
 
-// So long a thread that waits looks for bytes again and again before it sleeps.
+// In each call of wait_until(), a thread looks for bytes again and again for so long before it sleeps.
 constexpr auto kPollTime = std::chrono::microseconds(100);
 // A thread that waits while another one sends and receives tries this often to continue itself.
 constexpr auto kTakeOverInterval = std::chrono::milliseconds(1);
@@ -64,8 +64,7 @@ class TcpTransport final : public Transport {
     errors_.resize(streams_.size());
     polled_.resize(streams_.size());
     entries_.resize(streams_.size() + 1);
-    has_thread_ = options.has_thread;
-    if (!has_thread_) return;
+    if (!options.has_thread) return;
     thread_ = base::start_thread_without_signals([this] {
       base::name_own_thread("tcp");
       while (!is_ending_) take_turn(-1, [] { return false; });  // bounded: wake() ends a turn
@@ -87,7 +86,10 @@ class TcpTransport final : public Transport {
   PendingPtr start(const Collective& op) override {
     auto operation = std::make_unique<Operation>();
     operation->op = op;
-    if (!has_thread_) operation->pending = std::make_shared<OwnWaitersPending>(*this);
+    if (thread_.joinable())
+      operation->pending = std::make_shared<Pending>();
+    else
+      operation->pending = std::make_shared<OwnWaitersPending>(*this);
     PendingPtr pending = operation->pending;
     std::exception_ptr aborted;
     {
@@ -107,8 +109,8 @@ class TcpTransport final : public Transport {
       const std::lock_guard lock(started_mutex_);
       if (aborted_) return;
       aborted_ = cause;
+      is_ending_ = true;
     }
-    is_ending_ = true;
     wake();
     const std::lock_guard lock(mutex_);  // a turn stops after a transfer of 1 MiB or the reduction of a chunk
     take_started();
@@ -134,7 +136,7 @@ class TcpTransport final : public Transport {
            kMostBytes;
   }
   /// Starts what has been passed to start(), and transfers what can be transferred without blocking, on the caller's
-  /// thread. Returns false if the transport's own thread is at it, or other operations are not complete.
+  /// thread. Returns false if another thread is at it, or other operations are not complete.
   bool advance_at_once() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock || !operations_.empty() || is_ending_) return false;
@@ -159,17 +161,14 @@ class TcpTransport final : public Transport {
     return aborted_ || !started_.empty();
   }
 
-  /// Transfers what can be transferred, and then sleeps for `timeout_ms`, or until there is more to transfer or wake();
-  /// it does not sleep if `is_enough()`. One thread at a time: the transport's, or the one that holds turn_mutex_.
+  /// Transfers what can be transferred. Then, if not `is_enough()`, sleeps for `timeout_ms` at most until there is
+  /// more, which it transfers, or until wake(). One thread at a time: the transport's, or the one that holds
+  /// turn_mutex_.
   template <typename IsEnough>
   void take_turn(int timeout_ms, const IsEnough& is_enough) {
     {
       const std::lock_guard lock(mutex_);
-      bool moved = true;
-      while (moved && !is_ending_) {
-        take_started();
-        moved = advance_all();
-      }
+      advance_until_blocked();
       if (is_enough()) return;
       entries_.back() = {wake_.get(), POLLIN, 0};
       for (std::size_t i = 0; i < streams_.size(); ++i) {
@@ -183,13 +182,22 @@ class TcpTransport final : public Transport {
       is_polling_ = false;
       return;
     }
-    ::poll(entries_.data(), entries_.size(), timeout_ms);
+    const int num_ready = ::poll(entries_.data(), entries_.size(), timeout_ms);
     is_polling_ = false;
+    if (num_ready == 0) return;
     eventfd_t count;
     if (entries_.back().revents) ::eventfd_read(wake_.get(), &count);
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < streams_.size(); ++i)
       if (entries_[i].revents) streams_[i].set_ready(entries_[i].revents);
+    advance_until_blocked();
+  }
+
+  void advance_until_blocked() {
+    for (bool moved = true; moved && !is_ending_;) {
+      take_started();
+      moved = advance_all();
+    }
   }
 
   /// Of an operation of a transport without a thread: whoever waits for it sends and receives.
@@ -206,10 +214,10 @@ class TcpTransport final : public Transport {
           const bool looks = is_last || !end_of_polls.expired();
           transport_.take_turn(looks ? 0 : deadline.poll_ms(), [this] { return is_finished(); });
           turn.unlock();
-          if (looks) base::yield_thread();
+          if (looks && !is_last && !is_finished()) base::yield_thread();
         } else if (!is_last) {
           if (turn) turn.unlock();
-          Pending::wait_until(earlier(deadline, Deadline::in(kTakeOverInterval)));
+          sleep_until(earlier(deadline, Deadline::in(kTakeOverInterval)));
         }
       }
       return is_finished();
@@ -406,12 +414,11 @@ class TcpTransport final : public Transport {
   const int rank_;
   std::vector<std::string> addresses_;  // of the ranks, for messages
   const base::Fd wake_;
-  bool has_thread_ = true;
   std::mutex turn_mutex_;        // without a thread: held by the one that sends and receives
   std::vector<pollfd> entries_;  // of its poll()
   std::atomic<bool> is_polling_{false};
   std::atomic<bool> is_ending_{false};         // abort() waits for mutex_
-  std::atomic<bool> is_poll_outdated_{false};  // the thread must not poll for polled_ any longer
+  std::atomic<bool> is_poll_outdated_{false};  // nobody must poll for polled_ any longer
 
   std::mutex started_mutex_;  // guards the next two members
   std::deque<std::unique_ptr<Operation>> started_;
@@ -420,7 +427,7 @@ class TcpTransport final : public Transport {
   std::mutex mutex_;                        // held in a turn, except while it polls; guards the next members
   std::vector<MessageStream> streams_;      // by rank and purpose
   std::vector<std::exception_ptr> errors_;  // of the streams
-  std::vector<short> polled_;               // what the thread polls each stream for
+  std::vector<short> polled_;               // what poll() waits for on each stream
   std::exception_ptr collectives_error_;
   std::uint64_t num_collectives_ = 0;
   std::list<std::unique_ptr<Operation>> operations_;  // in the order in which they were started

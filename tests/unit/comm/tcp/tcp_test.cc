@@ -248,6 +248,15 @@ TEST(TcpWithoutThread, ThreadsThatWaitTakeTurns) {
   EXPECT_FALSE(transports[0]->start({.kind = CollectiveKind::kBarrier})->wait_until(Deadline::in(5ms)));
 }
 
+TEST(TcpWithoutThread, DoneReceivesWhatHasArrived) {
+  const Transports transports = connect(2, false);
+  const PendingPtr barrier = transports[0]->start({.kind = CollectiveKind::kBarrier});
+  EXPECT_FALSE(barrier->done());
+  run(*transports[1], {.kind = CollectiveKind::kBarrier});
+  std::this_thread::sleep_for(100ms);  // on loopback, its message arrives as soon as it is sent
+  EXPECT_TRUE(barrier->done());
+}
+
 TEST_P(Tcp, AbortEndsAThreadThatSleeps) {
   const Transports transports = connect(2, GetParam());
   const PendingPtr barrier = transports[0]->start({.kind = CollectiveKind::kBarrier});
