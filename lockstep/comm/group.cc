@@ -44,16 +44,16 @@ using Impl = GroupAccess::Impl;
 
 /// Throws UsageError if several elements of `tensor` share memory, as after expand(): it cannot hold a result.
 void check_writable(CollectiveKind kind, const at::Tensor& tensor) {
-  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+  if (!tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
     throw UsageError(std::string(name(kind)) + ": several elements of " + describe(tensor) +
                      " share memory, as after expand(); expected a tensor without overlaps. Pass a clone()");
 }
 
 /// Makes a request that works in place: on the tensor itself or, if it is not contiguous, on a copy that is copied
 /// back.
-CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor, bool result_here) {
+CollectiveRequest make_in_place_request(Collective&& op, const at::Tensor& tensor, bool result_here) {
   if (result_here) check_writable(op.kind, tensor);
-  CollectiveRequest request{.op = std::move(op), .shape = channel::SignatureShape(tensor)};
+  CollectiveRequest request(std::move(op), channel::SignatureShape(tensor));
   request.op.input = tensor.contiguous();
   request.op.output = request.op.input;
   if (result_here && !request.op.input.is_same(tensor))
@@ -62,10 +62,10 @@ CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor,
 }
 
 /// Makes a request from one tensor to another. The ranks compare the shape of `compared`.
-CollectiveRequest make_out_of_place_request(Collective op, const at::Tensor& output, const at::Tensor& input,
+CollectiveRequest make_out_of_place_request(Collective&& op, const at::Tensor& output, const at::Tensor& input,
                                             const at::Tensor& compared) {
   if (output.defined()) check_writable(op.kind, output);
-  CollectiveRequest request{.op = std::move(op), .shape = channel::SignatureShape(compared)};
+  CollectiveRequest request(std::move(op), channel::SignatureShape(compared));
   if (input.defined()) request.op.input = input.contiguous();
   if (!output.defined()) return request;
   request.op.output = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
@@ -159,7 +159,7 @@ CollectiveRequest all_to_all_request(Impl& impl, const at::Tensor& output, const
 }
 
 CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
-  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBarrier, {}, options)};
+  CollectiveRequest request(impl.make_collective(CollectiveKind::kBarrier, {}, options));
   request.moves_data = false;
   return request;
 }
@@ -168,8 +168,8 @@ CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
 /// stay valid until the operation is done.
 CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                              const CallOptions& options) {
-  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kAllGather, input, options),
-                            .shape = channel::SignatureShape(input, /*ranks_may_differ=*/true)};
+  CollectiveRequest request(impl.make_collective(CollectiveKind::kAllGather, input, options),
+                            channel::SignatureShape(input, /*ranks_may_differ=*/true));
   auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<channel::CallSignature>>>();
   request.prepare = [gathered, input](Collective& op, const std::vector<channel::CallSignature>& calls) {
     std::int64_t largest = 0;
@@ -196,8 +196,8 @@ CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int ro
   if (bytes.size() > kMaxByteStringSize)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; expected at most 1073741824");
   const at::Tensor mine = impl.rank == root ? bytes_to_tensor(bytes) : at::empty({0}, at::kByte);
-  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options, root),
-                            .shape = channel::SignatureShape(mine, /*ranks_may_differ=*/true)};
+  CollectiveRequest request(impl.make_collective(CollectiveKind::kBroadcast, mine, options, root),
+                            channel::SignatureShape(mine, /*ranks_may_differ=*/true));
   auto payload = std::make_shared<at::Tensor>();
   request.prepare = [payload, mine, root, here = impl.rank](Collective& op,
                                                             const std::vector<channel::CallSignature>& calls) {

@@ -71,12 +71,13 @@ Group::Impl::~Impl() {
 
 Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& tensor, const CallOptions& options,
                                         int root, ReduceOp reduce_op) const {
-  Collective op{.kind = kind,
-                .name = options.name,
-                .op = reduce_op,
-                .root = root,
-                .deadline = options.deadline.value_or(Deadline::never()),  // bounded: by the DeadlockDetector
-                .hint = options.hint};
+  Collective op;  // not an initializer list, for which GCC clears all of it by a slow instruction first
+  op.kind = kind;
+  op.name = options.name;
+  op.op = reduce_op;
+  op.root = root;
+  op.deadline = options.deadline.value_or(Deadline::never());  // bounded: by the DeadlockDetector
+  op.hint = options.hint;
   if (std::any_of(op.name.begin(), op.name.end(),
                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
@@ -160,8 +161,8 @@ Work Group::Impl::run_async(CollectiveRequest request) {
 }
 
 Work Group::Impl::watch(WatchedCall call, PendingPtr done) {
-  CollectiveRequest request{.op = {.kind = call.kind, .name = std::move(call.name), .op = call.op, .root = call.root},
-                            .moves_data = false};
+  CollectiveRequest request({.kind = call.kind, .name = std::move(call.name), .op = call.op, .root = call.root});
+  request.moves_data = false;
   if (call.tensor.defined()) request.shape = channel::SignatureShape(call.tensor, call.may_shapes_differ);
   const auto scope = begin_call(is_called, name);
   if (call.is_compared)

@@ -27,6 +27,9 @@ struct WatchedCall;
 /// A call in progress: the operation on contiguous tensors, the shape that the ranks compare, and the work before and
 /// after the operation.
 struct CollectiveRequest {
+  explicit CollectiveRequest(Collective&& operation, const channel::SignatureShape& compared = {})
+      : op(std::move(operation)), shape(compared) {}
+
   Collective op;
   channel::SignatureShape shape;
   std::function<void(Collective&, const std::vector<channel::CallSignature>&)>

@@ -27,6 +27,12 @@ class SyncOp {
   SyncOp(const ControlBlocks& control_blocks, std::uint32_t number)
       : control_blocks_(control_blocks), number_(number) {}
   virtual ~SyncOp() = default;
+  /// `other` must not be advanced any more; it counts as finished.
+  SyncOp(SyncOp&& other) noexcept
+      : control_blocks_(other.control_blocks_),
+        number_(other.number_),
+        phase_(std::exchange(other.phase_, Phase::kFinished)),
+        next_member_(other.next_member_) {}
   SyncOp(const SyncOp&) = delete;
   SyncOp& operator=(const SyncOp&) = delete;
 

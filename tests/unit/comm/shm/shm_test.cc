@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -125,6 +126,36 @@ TEST_P(ShmThreads, CheckedCallsComparedWithTheOperation) {
         expect_all(tensor, static_cast<float>(self.size));
       }
     }
+  });
+}
+
+// The ranks begin the operation without allocating anything, and must keep what they have begun until the last one
+// comes.
+TEST_P(ShmThreads, CheckedCallsWaitForALateRank) {
+  std::atomic<int> num_started = 0;
+  run([&num_started](RankThread& self) {
+    const auto transport = transport_of(self);
+    int expected = 0;
+    for (const std::int64_t size : {2, 100, 5000, 300'000})
+      for (const bool in_arena : {true, false}) {
+        const at::Tensor tensor = in_arena ? self.tensor({size}) : at::full({size}, 0.F);
+        fill(tensor, static_cast<float>(self.rank + 1));
+        expected += self.size - 1;
+        while (self.rank == 0 && num_started < expected) std::this_thread::yield();  // bounded: the others do not wait
+        std::vector<char> all;
+        PendingPtr pending =
+            transport->start_checked({.kind = CollectiveKind::kAllReduce, .input = tensor, .output = tensor},
+                                     {.bytes = "a", .size = 1, .hash = 1, .all_signatures = &all});
+        ASSERT_NE(pending, nullptr);
+        if (self.rank != 0) {
+          ASSERT_FALSE(pending->done());
+          ++num_started;
+        }
+        finish(pending);
+        pending.reset();
+        expect_all(tensor, static_cast<float>(self.size * (self.size + 1) / 2));
+        ASSERT_EQ(tensor.use_count(), 1) << size << " elements";  // nothing keeps it any longer
+      }
   });
 }
 
