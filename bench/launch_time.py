@@ -134,6 +134,7 @@ def main():
     host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
         cluster = ssh_cluster.SshCluster(max(args.hosts or [8]), folder)
+        cluster.introduce()
         for hosts in args.hosts or []:
             measure(args, cluster, "barrier", hosts, 8)
         if args.hosts:

@@ -4,6 +4,7 @@ All hosts share the file system and the clock.
 """
 
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -40,6 +41,11 @@ class SshCluster(host_cluster.HostCluster):
                     known.write(f"h{host},{SUBNET}{host} {' '.join(key.read().split()[:2])}\n")
         self.configure_ssh()
         sh("mount", "--bind", f"{folder}/ssh/config", "/etc/ssh/ssh_config")
+        # What this machine's root runs at each login is no part of the hosts. Some tools wait there for a lock in the
+        # home directory, which all hosts share.
+        login_file = f"{pwd.getpwuid(0).pw_dir}/.bashrc"
+        if os.path.exists(login_file):
+            sh("mount", "--bind", "/dev/null", login_file)
         self.inits = {}
         for host in range(1, num_hosts + 1):
             self.boot(host)
