@@ -19,7 +19,7 @@ void LocalStore::set(std::string_view key, std::string_view value, base::Deadlin
     const std::lock_guard lock(mutex_);
     values_.insert_or_assign(std::string(key), std::string(value));
   }
-  notify_changed();
+  notify_changed(key);
 }
 
 std::optional<std::string> LocalStore::get(std::string_view key, base::Deadline deadline) {
@@ -47,7 +47,7 @@ std::int64_t LocalStore::add(std::string_view key, std::int64_t amount, base::De
                              ", which holds " + base::quoted(value, 80));
     values_.insert_or_assign(std::string(key), std::to_string(sum));
   }
-  notify_changed();
+  notify_changed(key);
   return sum;
 }
 
@@ -64,7 +64,7 @@ std::string LocalStore::compare_set(std::string_view key, std::string_view expec
     else if (found != values_.end())
       values_.erase(found);
   }
-  notify_changed();
+  notify_changed(key);
   return std::string(desired);
 }
 

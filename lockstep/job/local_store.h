@@ -24,20 +24,20 @@ class LocalStore final : public Store {
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           base::Deadline deadline) override;
 
-  /// Sets a function that is called after every change, on the thread that made it, without the lock held. Must be
-  /// called before other threads use the store.
-  void on_change(std::function<void()> listener) { listener_ = std::move(listener); }
+  /// Sets a function that is called with the key after every change, on the thread that made it, without the lock held.
+  /// Must be called before other threads use the store.
+  void on_change(std::function<void(std::string_view key)> listener) { listener_ = std::move(listener); }
 
  private:
-  void notify_changed() {
+  void notify_changed(std::string_view key) {
     changed_.notify_all();
-    if (listener_) listener_();
+    if (listener_) listener_(key);
   }
 
   std::mutex mutex_;  // guards values_
   std::condition_variable changed_;
   std::map<std::string, std::string, std::less<>> values_;
-  std::function<void()> listener_;
+  std::function<void(std::string_view)> listener_;
 };
 
 }  // namespace lockstep::job

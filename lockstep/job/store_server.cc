@@ -1,6 +1,6 @@
 #include "lockstep/job/store_server.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <list>
 #include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -40,9 +41,19 @@ struct ServerConnection {
 
   base::Fd fd;
   StoreSession session;
+  /// When it must be served even without an event.
+  Deadline served_by() const { return session.is_authenticated() ? session.wait_until() : handshake_deadline; }
+
   Deadline handshake_deadline = Deadline::in(kHandshakeTimeout);
   bool is_counted = false;  // in connections_per_rank
   bool has_events = true;   // readable, writable or closed
+  bool is_due = false;      // in Impl::due
+  bool is_member = false;   // in Impl::members
+  std::list<ServerConnection>::iterator position{};
+  // As registered, see Impl::update_registrations():
+  std::uint32_t epoll_events = 0;
+  std::string key;
+  Deadline timer = Deadline::never();
 };
 
 std::uint64_t random_number() {
@@ -62,11 +73,19 @@ struct StoreServer::Impl {
         publish_rank_exits(reports),
         listener(base::net::listen_on(where)),
         address(base::net::local_address(listener.get())),
-        wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!wake_fd) throw base::SystemError("cannot create an eventfd", errno);
+        wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        epoll_fd(::epoll_create1(EPOLL_CLOEXEC)) {
+    if (!wake_fd || !epoll_fd || !set_events(wake_fd, EPOLL_CTL_ADD, EPOLLIN, nullptr))
+      throw base::SystemError("cannot create an eventfd and an epoll instance", errno);
     // Every change wakes the thread, because it may answer a waiting request. This includes changes by the thread
     // itself, which cause one more iteration.
-    store.on_change([this] { wake_thread(); });
+    store.on_change([this](std::string_view key) {
+      {
+        const std::lock_guard lock(changed_mutex);
+        changed_keys.emplace_back(key);
+      }
+      wake_thread();
+    });
     thread = base::start_thread([this] { serve(); });
   }
   ~Impl() {
@@ -77,38 +96,55 @@ struct StoreServer::Impl {
 
   void wake_thread() { ::eventfd_write(wake_fd.get(), 1); }
 
+  /// Each iteration serves the connections that have something to do, so that its cost does not grow with the others: a
+  /// job of 1024 hosts has more than 8000.
   void serve() {
     while (!stop) {
       wait_for_events();
       accept_pending();
-      for (auto at = connections.begin(); at != connections.end();) {
-        const int error = serve_connection(*at);
-        at->has_events = false;
-        if (error != 0) connection_ended(*at, error);
-        at = error == 0 ? std::next(at) : connections.erase(at);
+      find_due();
+      for (ServerConnection* c : due) {
+        c->is_due = false;
+        const int error = serve_connection(*c);
+        c->has_events = false;
+        if (error != 0) connection_ended(*c, error);
+        if (error != 0 || !update_registrations(*c)) remove(*c);
       }
+      due.clear();
       drop_unauthenticated();
       if (report_unreachable_at.expired()) report_unreachable();
     }
   }
 
+  bool set_events(const base::Fd& fd, int operation, std::uint32_t events, ServerConnection* c) const {
+    epoll_event event{.events = events, .data = {.ptr = c}};
+    return ::epoll_ctl(epoll_fd.get(), operation, fd.get(), &event) == 0;
+  }
+
   void wait_for_events() {
-    // While accept() fails because no descriptors are left, do not poll the listener: every poll() would return at
-    // once.
-    const bool listening = accept_again.expired();
-    std::vector<pollfd> entries{{wake_fd.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
+    // While accept() fails because no descriptors are left, do not wait for the listener: every wait would end at once.
+    const bool listens = accept_again.expired();
+    if (listens != is_listening && set_events(listener, listens ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, EPOLLIN, nullptr))
+      is_listening = listens;
     Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), report_unreachable_at);
-    if (!listening) next = earlier(next, accept_again);
-    for (ServerConnection& c : connections) {
-      entries.push_back({c.fd.get(), static_cast<short>(c.session.output().empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      next = earlier(next, c.session.is_authenticated() ? c.session.wait_until() : c.handshake_deadline);
+    if (!listens) next = earlier(next, accept_again);
+    if (!timers.empty()) next = earlier(next, Deadline::at(timers.begin()->first));
+    // Room for all: a connection whose proof has arrived must not be dropped as one of too many unauthenticated ones.
+    ready_events.resize(2 + newcomers.size() + members.size());
+    const int count =
+        ::epoll_wait(epoll_fd.get(), ready_events.data(), static_cast<int>(ready_events.size()), next.poll_ms());
+    for (int i = 0; i < count; ++i)
+      if (auto* c = static_cast<ServerConnection*>(ready_events[static_cast<std::size_t>(i)].data.ptr)) {
+        c->has_events = true;
+        add_due(*c);
+      }
+    std::uint64_t wakes = 0;
+    while (::read(wake_fd.get(), &wakes, sizeof wakes) > 0) {
     }
-    ::poll(entries.data(), entries.size(), next.poll_ms());
-    auto entry = entries.begin() + 2;
-    for (ServerConnection& c : connections) c.has_events = (entry++)->revents != 0;
-    std::uint64_t count = 0;
-    while (::read(wake_fd.get(), &count, sizeof count) > 0) {
-    }
+  }
+
+  void add_due(ServerConnection& c) {
+    if (!std::exchange(c.is_due, true)) due.push_back(&c);
   }
 
   void accept_pending() {
@@ -120,24 +156,62 @@ struct StoreServer::Impl {
           accept_again = Deadline::in(kAcceptPause);
         return;
       }
-      connections.emplace_back(std::move(fd), credentials, number, store);
+      newcomers.emplace_back(std::move(fd), credentials, number, store);
+      newcomers.back().position = std::prev(newcomers.end());
+      add_due(newcomers.back());
     }
+  }
+
+  /// Adds the connections that wait for a key that has changed, or whose time has come.
+  void find_due() {
+    std::vector<std::string> changed;
+    {
+      const std::lock_guard lock(changed_mutex);
+      changed.swap(changed_keys);
+    }
+    for (const std::string& key : changed)
+      for (auto at = waiting.lower_bound({key, nullptr}); at != waiting.end() && at->first == key; ++at)
+        add_due(*at->second);
+    for (auto at = timers.begin(); at != timers.end() && Deadline::at(at->first).expired(); ++at) add_due(*at->second);
+  }
+
+  /// Registers what the connection waits for, where that has changed: events, a key, a time. Moves it behind the
+  /// unauthenticated ones when it is authenticated. Returns false if the kernel has no memory for that.
+  bool update_registrations(ServerConnection& c) {
+    const std::uint32_t events = c.session.output().empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
+    if (events != c.epoll_events) {
+      if (!set_events(c.fd, c.epoll_events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, events, &c)) return false;
+      c.epoll_events = events;
+    }
+    if (const std::string_view key = c.session.waiting_key(); key != c.key) {
+      waiting.erase({c.key, &c});
+      c.key = key;
+      if (!key.empty()) waiting.insert({c.key, &c});
+    }
+    if (const Deadline by = c.served_by(); by.when() != c.timer.when()) {
+      timers.erase({c.timer.when(), &c});
+      c.timer = by;
+      if (!by.is_never()) timers.insert({by.when(), &c});
+    }
+    if (c.session.is_authenticated() && !std::exchange(c.is_member, true))
+      members.splice(members.end(), newcomers, c.position);
+    return true;
+  }
+
+  void remove(ServerConnection& c) {
+    waiting.erase({c.key, &c});
+    timers.erase({c.timer.when(), &c});
+    if (c.epoll_events != 0) set_events(c.fd, EPOLL_CTL_DEL, 0, nullptr);  // a child of a fork() may keep it open
+    (c.is_member ? members : newcomers).erase(c.position);
   }
 
   // Drops the oldest unauthenticated connections above the limit. Ranks send their hello at once, so many silent
   // connections do not keep them out.
   void drop_unauthenticated() {
-    std::size_t num_unauthenticated = 0;
-    for (const ServerConnection& c : connections) num_unauthenticated += !c.session.is_authenticated();
     // Drop connections without a hello first: most of the others are about to send their proof.
     for (const bool has_hello : {false, true})
-      for (auto at = connections.begin(); at != connections.end() && num_unauthenticated > kMaxUnauthenticated;)
-        if (at->session.is_authenticated() || at->session.has_received_hello() != has_hello) {
-          ++at;
-        } else {
-          at = connections.erase(at);
-          --num_unauthenticated;
-        }
+      for (auto at = newcomers.begin(); at != newcomers.end() && newcomers.size() > kMaxUnauthenticated;)
+        if (ServerConnection& c = *at++; c.session.has_received_hello() == has_hello) remove(c);
   }
 
   /// Returns 0 if the connection stays open, otherwise the errno because of which it must be closed.
@@ -238,10 +312,18 @@ struct StoreServer::Impl {
   base::Fd listener;
   const base::net::Address address;
   base::Fd wake_fd;
+  base::Fd epoll_fd;
+  std::mutex changed_mutex;  // guards changed_keys
+  std::vector<std::string> changed_keys;
   LocalStore store;
   // Used by the thread only:
   std::map<int, int> connections_per_rank;
-  std::list<ServerConnection> connections;
+  std::list<ServerConnection> newcomers, members;  // not authenticated, the oldest first; authenticated
+  std::vector<epoll_event> ready_events;
+  std::vector<ServerConnection*> due;                           // to be served in this iteration
+  std::set<std::pair<std::string, ServerConnection*>> waiting;  // by the key
+  std::set<std::pair<Deadline::Clock::time_point, ServerConnection*>> timers;
+  bool is_listening = false;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
   std::set<int> unreachable_ranks;
   Deadline report_unreachable_at = Deadline::never();

@@ -40,8 +40,9 @@ class StoreSession {
   /// Returns whether the session has ended. If so, the caller must send output() and close the connection.
   bool is_closed() const { return state_ == State::kClosed; }
   /// Returns the time at which the caller must call answer_waiting() at the latest, never() if no request waits for a
-  /// value. The caller must also call it after each change of the store.
+  /// value. The caller must also call it after each change of waiting_key(), which is empty if no request waits.
   base::Deadline wait_until() const { return is_waiting_ ? wait_until_ : base::Deadline::never(); }
+  std::string_view waiting_key() const { return is_waiting_ ? std::string_view(waiting_key_) : std::string_view(); }
   /// Returns the rank that the client claims to be; it can be trusted once is_authenticated() is true. -1 means that
   /// the client is not a rank.
   int rank() const { return rank_; }

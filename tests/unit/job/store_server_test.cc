@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
 #include <random>
 #include <thread>
@@ -362,6 +363,32 @@ TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
   EXPECT_TRUE(is_closed_by_server(flood.front(), Deadline::in(1s))) << "the oldest connections are not dropped first";
   EXPECT_LT(Deadline::Clock::now() - flood_begin, 1900ms) << "they are dropped only after 2 s";
   EXPECT_LT(cpu_time() - cpu, 500ms) << "the flood makes the server spin";
+}
+
+// More than the server keeps before they have authenticated. Each waits for one of two keys, and is answered when that
+// key changes or its time is over, whatever the others wait for.
+TEST(StoreServer, HundredsOfRanksConnectAtOnceAndWait) {
+  constexpr int kRanks = 300;
+  StoreServer server(kAnyPort, kTestJob);
+  std::vector<std::string> got(kRanks);
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < kRanks; ++rank)
+      ranks.emplace_back([&, rank] {
+        const auto store = connect_store(server.address(), kTestJob, rank, Deadline::in(60s));
+        if (rank % 3 == 2) got[static_cast<std::size_t>(rank)] = store->get("never", Deadline::in(100ms)).value_or("-");
+        store->add("arrived", 1, Deadline::in(60s));
+        if (rank % 3 == 2) return;
+        got[static_cast<std::size_t>(rank)] = store->get(rank % 3 == 0 ? "a" : "b", Deadline::in(60s)).value_or("-");
+      });
+    ASSERT_TRUE(base::poll_until(Deadline::in(60s), 1ms, [&] {
+      return server.store().find("arrived", within_10s()).value_or("") == std::to_string(kRanks);
+    }));
+    server.store().set("a", "1", within_10s());  // by another thread than the server's
+    connect_store(server.address(), kTestJob, 0, within_10s())->set("b", "2", within_10s());
+  }
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(got[static_cast<std::size_t>(rank)], (std::array{"1", "2", "-"}[static_cast<std::size_t>(rank % 3)]));
 }
 
 TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
