@@ -71,8 +71,8 @@ void open_rank_zero_store(World& world, const ExternalRendezvous* rendezvous, De
     base::net::wait_for_name(id.address, deadline);
     try {
       const base::net::Address all_networks{"0.0.0.0", id.address.port};
-      world.server =
-          std::make_unique<job::StoreServer>(is_loopback_alias(id) ? all_networks : id.address, credentials, true);
+      world.server = std::make_unique<job::StoreServer>(is_loopback_alias(id) ? all_networks : id.address, credentials,
+                                                        id.world_size, true);
     } catch (const base::SystemError& error) {
       try {
         world.store = job::connect_store(id.address, credentials, id.rank,

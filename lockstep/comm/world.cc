@@ -58,7 +58,8 @@ std::string start_store_server(World& world, const std::string& host) {
   const job::JobKey random = job::JobKey::random();
   const job::JobKey& key = world.key.is_set() ? world.key : random;
   world.server = std::make_unique<job::StoreServer>(
-      base::net::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
+      base::net::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key},
+      world.identity.world_size, true);
   return std::string(random.bytes()) + std::to_string(world.identity.generation) + " " +
          base::net::to_string(world.server->address());
 }

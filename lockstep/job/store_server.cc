@@ -31,7 +31,7 @@ namespace {
 
 using base::Deadline;
 
-constexpr std::size_t kMaxUnauthenticated = 64;  // number of connections
+constexpr std::size_t kMaxAccepts = 64;  // before the connections are served
 constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
@@ -68,8 +68,9 @@ std::string closed_record() { return encode(ExitRecord{.kind = ExitKind::kClosed
 }  // namespace
 
 struct StoreServer::Impl {
-  Impl(const base::net::Address& where, Credentials expected, bool reports)
+  Impl(const base::net::Address& where, Credentials expected, int ranks, bool reports)
       : credentials(std::move(expected)),
+        max_newcomers(max_unauthenticated(ranks)),
         publish_rank_exits(reports),
         listener(base::net::listen_on(where)),
         address(base::net::local_address(listener.get())),
@@ -148,7 +149,7 @@ struct StoreServer::Impl {
   }
 
   void accept_pending() {
-    for (std::size_t i = 0; i < kMaxUnauthenticated; ++i) {
+    for (std::size_t i = 0; i < kMaxAccepts; ++i) {
       errno = 0;
       base::Fd fd = base::net::try_accept(listener.get());
       if (!fd) {
@@ -210,7 +211,7 @@ struct StoreServer::Impl {
   void drop_unauthenticated() {
     // Drop connections without a hello first: most of the others are about to send their proof.
     for (const bool has_hello : {false, true})
-      for (auto at = newcomers.begin(); at != newcomers.end() && newcomers.size() > kMaxUnauthenticated;)
+      for (auto at = newcomers.begin(); at != newcomers.end() && newcomers.size() > max_newcomers;)
         if (ServerConnection& c = *at++; c.session.has_received_hello() == has_hello) remove(c);
   }
 
@@ -307,6 +308,7 @@ struct StoreServer::Impl {
   }
 
   const Credentials credentials;
+  const std::size_t max_newcomers;
   const bool publish_rank_exits;
   const std::uint64_t number = random_number();
   base::Fd listener;
@@ -332,8 +334,8 @@ struct StoreServer::Impl {
   std::thread thread;
 };
 
-StoreServer::StoreServer(const base::net::Address& address, Credentials credentials, bool publish_rank_exits)
-    : impl_(std::make_unique<Impl>(address, std::move(credentials), publish_rank_exits)) {}
+StoreServer::StoreServer(const base::net::Address& address, Credentials credentials, int ranks, bool publish_rank_exits)
+    : impl_(std::make_unique<Impl>(address, std::move(credentials), ranks, publish_rank_exits)) {}
 StoreServer::~StoreServer() = default;
 const base::net::Address& StoreServer::address() const { return impl_->address; }
 LocalStore& StoreServer::store() { return impl_->store; }

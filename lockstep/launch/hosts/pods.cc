@@ -120,7 +120,7 @@ PodMeeting::PodMeeting(const Pod& first, const std::vector<std::string>& command
                       to_string(base::net::Address{address_, port}) +
                       " can join it. Set LOCKSTEP_KEY_FILE to a file with a key, such as a mounted Secret");
   base::raise_fd_limit(job::store_fd_count(first.num_pods) + 64);
-  server_.emplace(base::net::Address{address_, port}, credentials(key));
+  server_.emplace(base::net::Address{address_, port}, credentials(key), first.num_pods);
 }
 
 /// Looks for a lockstep run that has started in `pod`. Returns whether there is one.

@@ -121,7 +121,8 @@ class Supervisor {
 
   void send_jobs(plan::LaunchContext context) {
     if (!context.key.is_set()) context.key = job::JobKey::random();
-    store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
+    store_.emplace(base::net::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key},
+                   plan::count_ranks(nodes_));
     context.store = store_->address();
     const std::vector<plan::JobPlan> jobs = plan::plan_jobs(options_, context, nodes_);
     for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({Kind::kJob, -1, protocol::encode_job(jobs[i])});

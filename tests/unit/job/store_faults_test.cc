@@ -26,7 +26,7 @@ using base::Deadline;
 using tests::FaultProxy;
 
 struct FaultyStore {
-  StoreServer server{{"127.0.0.1", 0}, kTestJob, true};
+  StoreServer server{{"127.0.0.1", 0}, kTestJob, 1, true};
   FaultProxy proxy{server.address()};
 };
 
@@ -71,7 +71,7 @@ TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
 
 TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
   for (const auto how : kCloseModes) {
-    StoreServer server{{"127.0.0.1", 0}, kTestJob, true};
+    StoreServer server{{"127.0.0.1", 0}, kTestJob, 1, true};
     auto proxy = std::make_unique<FaultProxy>(server.address());
     const auto client = connect_store(proxy->address(), kTestJob, 1, within_10s());
     Cause cause = Cause::kInternal;

@@ -232,7 +232,7 @@ TEST(StoreServer, ChangedBytesAreDetected) {
 }
 
 TEST(StoreServer, PublishesRankExits) {
-  StoreServer server(kAnyPort, kTestJob, true);
+  StoreServer server(kAnyPort, kTestJob, 1, true);
   auto two = connect_store(server.address(), kTestJob, 2, within_10s());
   const auto three = connect_store(server.address(), kTestJob, 3, within_10s());
   EXPECT_EQ(three->find(key::exited(2), within_10s()).value_or(""), "");
@@ -365,8 +365,20 @@ TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
   EXPECT_LT(cpu_time() - cpu, 500ms) << "the flood makes the server spin";
 }
 
-// More than the server keeps before they have authenticated. Each waits for one of two keys, and is answered when that
-// key changes or its time is over, whatever the others wait for.
+// The hosts of a large job are busy when its ranks start, so that many have connected and not yet sent their proofs.
+TEST(StoreServer, AllRanksMayAuthenticateAtOnce) {
+  constexpr int kRanks = 200;
+  StoreServer server(kAnyPort, kTestJob, kRanks);
+  std::vector<Fd> ranks;
+  for (int i = 0; i < kRanks; ++i) ranks.push_back(connect_and_send(server, hello("job")));
+  for (const Fd& rank : ranks)
+    EXPECT_EQ(handshake_result_in(read_bytes(rank, store_protocol::kChallengeBytes)),
+              store_protocol::HandshakeResult::kAccepted);
+  EXPECT_FALSE(is_closed_by_server(ranks.front(), Deadline::in(200ms)));
+}
+
+// More than a server for one rank keeps before they have authenticated. Each waits for one of two keys, and is answered
+// when that key changes or its time is over, whatever the others wait for.
 TEST(StoreServer, HundredsOfRanksConnectAtOnceAndWait) {
   constexpr int kRanks = 300;
   StoreServer server(kAnyPort, kTestJob);
