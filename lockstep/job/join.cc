@@ -26,6 +26,7 @@ using base::CommError;
 using base::Deadline;
 
 constexpr auto kPollInterval = std::chrono::milliseconds(200);
+constexpr auto kPollIntervalPerRank = std::chrono::milliseconds(1);
 constexpr std::string_view kRefused = "join/refused";
 constexpr std::string_view kRoster = "join/roster";   // a Roster
 constexpr std::string_view kArguments = "arguments";  // the key of the arguments, which are not a fact: they may differ
@@ -101,11 +102,13 @@ void report_missing(Store& store, const identity::Identity& id, Deadline deadlin
                     " more: " + base::joined(missing));
 }
 
-/// Waits for the value of `key`, and throws as soon as the job has failed. Returns nothing at the deadline.
+/// Waits for the value of `key`, and throws when the job has failed: within 200 ms, or 1 ms per rank of a large job. If
+/// all ranks of that asked as often, the store would have no time for others. Returns nothing at the deadline.
 std::optional<std::string> wait_for(Store& store, const std::string& key, const identity::Identity& id,
                                     Deadline deadline, Deadline& report) {
+  const auto interval = std::max<std::chrono::milliseconds>(kPollInterval, kPollIntervalPerRank * id.world_size);
   std::optional<std::string> text;
-  while (!(text = store.get(key, earlier(deadline, Deadline::in(kPollInterval))))) {
+  while (!(text = store.get(key, earlier(deadline, Deadline::in(interval))))) {
     throw_if_job_failed(store, id, deadline);
     if (deadline.expired()) break;
     if (id.rank != 0 || !report.expired()) continue;

@@ -142,7 +142,7 @@ Address parse_address(std::string_view what, std::string_view text) {
 
 Fd listen_on(const Address& address) {
   Fd fd = reserve_port(address);
-  if (::listen(fd.get(), 128) != 0)
+  if (::listen(fd.get(), SOMAXCONN) != 0)
     throw SystemError("cannot listen on " + to_string(address), errno,
                       errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
   return fd;
