@@ -141,8 +141,9 @@ TEST_P(ShmThreads, CheckedCallsWaitForALateRank) {
         const at::Tensor tensor = in_arena ? self.tensor({size}) : at::full({size}, 0.F);
         fill(tensor, static_cast<float>(self.rank + 1));
         expected += self.size - 1;
-        if (self.rank == 0)
+        if (self.rank == 0) {
           ASSERT_TRUE(base::poll_until(Deadline::in(60s), 1ms, [&] { return num_started >= expected; }));
+        }
         std::vector<char> all;
         PendingPtr pending =
             transport->start_checked({.kind = CollectiveKind::kAllReduce, .input = tensor, .output = tensor},
